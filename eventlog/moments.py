@@ -1,0 +1,165 @@
+"""Moments: what is kept of the values of a record, and the only mean in the product.
+
+The moments of n records are one int64 array of shape (n, WORDS). The same array is what `of` returns,
+what travels in a collective, and what the columns of the log hold, so that live and offline cannot differ.
+
+    word      type     meaning                                     identity
+    PRESENT   int64    1 when the key was recorded at all          0
+    COUNT     int64    selected values, non-finite ones included   0
+    NAN       int64    NaNs among them                             0
+    POS_INF   int64    +Infs among them                            0
+    NEG_INF   int64    -Infs among them                            0
+    INT_SUM   int64    exact sum, counters and denominators        0
+    SUM       float64  sum over the finite values                  0.0
+    MIN       float64  least finite value                          +inf
+    MAX       float64  greatest finite value                       -inf
+
+`merge` is associative and commutative up to float rounding of SUM, and `empty` is its identity.
+Non-finite values are counted, never added: a MAX reduction keeps or drops a NaN by its position, so the
+decision falls once, in `mean`, `least` and `greatest`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int64]
+
+PRESENT, COUNT, NAN, POS_INF, NEG_INF, INT_SUM, SUM, MIN, MAX = range(9)
+WORDS = 9
+INTS = slice(PRESENT, SUM)  # words that add as int64
+_IDENTITY = np.zeros(WORDS, np.int64)
+_IDENTITY.view(np.float64)[MIN] = math.inf
+_IDENTITY.view(np.float64)[MAX] = -math.inf
+
+
+def empty(n: int) -> Rows:
+    """Return the moments of n keys nobody recorded: the identity of `merge`, shape (n, WORDS)."""
+    return np.tile(_IDENTITY, (n, 1))
+
+
+def floats(rows: Rows) -> NDArray[np.float64]:
+    """View the same memory as float64; meaningful in the columns SUM, MIN and MAX."""
+    return rows.view(np.float64)
+
+
+def of(values: Any) -> Rows:
+    """Return the moments of one record's selected values (any shape, floating), shape (WORDS,)."""
+    return of_matrix(np.asarray(values).reshape(1, -1))[0]
+
+
+def of_matrix(matrix: NDArray[Any]) -> Rows:
+    """Return the moments of each row of a (n, selected) floating matrix, shape (n, WORDS).
+
+    Half types must be widened before (`arrays`); sums are accumulated in float64.
+    """
+    n, width = matrix.shape
+    rows = empty(n)
+    rows[:, PRESENT] = 1
+    rows[:, COUNT] = width
+    if width == 0:
+        return rows
+    f = rows.view(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.reduce(matrix, axis=1, dtype=np.float64, out=f[:, SUM])
+        f[:, MIN] = np.minimum.reduce(matrix, axis=1)
+        f[:, MAX] = np.maximum.reduce(matrix, axis=1)
+    # min and max propagate NaN and reach ±Inf, so they alone tell which rows need the slow path; a finite
+    # row whose float64 sum overflows keeps the infinite sum IEEE gives it.
+    unclean = ~(np.isfinite(f[:, MIN]) & np.isfinite(f[:, MAX]))
+    for i in np.flatnonzero(unclean):
+        _separate(matrix[i], rows[i], f[i])
+    return rows
+
+
+def _separate(values: NDArray[Any], row: Rows, f: NDArray[np.float64]) -> None:
+    finite = values[np.isfinite(values)]
+    row[NAN] = np.count_nonzero(np.isnan(values))
+    row[POS_INF] = np.count_nonzero(values == np.inf)
+    row[NEG_INF] = np.count_nonzero(values == -np.inf)
+    f[SUM] = np.add.reduce(finite, dtype=np.float64)
+    f[MIN] = finite.min(initial=np.inf)
+    f[MAX] = finite.max(initial=-np.inf)
+
+
+def of_integers(counts: Any, sums: Any) -> Rows:
+    """Return the moments of n exact integer records: `counts` of what was summed, and the `sums`.
+
+    Denominators count and sum their true elements; counters count their calls. They have no extremes.
+    """
+    rows = empty(len(sums))
+    rows[:, PRESENT] = 1
+    rows[:, COUNT] = counts
+    rows[:, INT_SUM] = sums
+    rows.view(np.float64)[:, SUM] = rows[:, INT_SUM]
+    return rows
+
+
+def merge(stack: Rows) -> Rows:
+    """Reduce a stack of moments, shape (k, n, WORDS), over its first axis; floats add in stack order."""
+    out = np.empty(stack.shape[1:], np.int64)
+    np.add.reduce(stack[..., INTS], axis=0, out=out[..., INTS])
+    out[..., PRESENT] = stack[..., PRESENT].any(axis=0)
+    f, g = stack.view(np.float64), out.view(np.float64)
+    g[..., SUM] = 0.0
+    for part in f:  # in order: every rank, and the offline reader, adds in the same one
+        with np.errstate(invalid="ignore", over="ignore"):
+            g[..., SUM] += part[..., SUM]
+    np.minimum.reduce(f[..., MIN], axis=0, out=g[..., MIN])
+    np.maximum.reduce(f[..., MAX], axis=0, out=g[..., MAX])
+    return out
+
+
+def mean(row: Rows) -> float | None:
+    """Return the mean of the selected values; None when there were none, NaN when any is NaN."""
+    if row[COUNT] == 0:
+        return None
+    if (total := total_of(row)) is None:
+        return None
+    return total / int(row[COUNT])
+
+
+def total_of(row: Rows) -> float | None:
+    """Return the sum of the selected values as IEEE gives it; None when nothing was recorded."""
+    if not row[PRESENT]:
+        return None
+    if row[NAN] or (row[POS_INF] and row[NEG_INF]):
+        return math.nan
+    if row[POS_INF]:
+        return math.inf
+    if row[NEG_INF]:
+        return -math.inf
+    return float(row.view(np.float64)[SUM])
+
+
+def least(row: Rows) -> float | None:
+    """Return the least selected value; None when there were none, NaN when any is NaN."""
+    return _extreme(row, NEG_INF, -math.inf, MIN)
+
+
+def greatest(row: Rows) -> float | None:
+    """Return the greatest selected value; None when there were none, NaN when any is NaN."""
+    return _extreme(row, POS_INF, math.inf, MAX)
+
+
+def _extreme(row: Rows, toward: int, infinity: float, word: int) -> float | None:
+    if row[COUNT] == 0:
+        return None
+    if row[NAN]:
+        return math.nan
+    if row[toward]:
+        return infinity
+    if row[COUNT] == row[POS_INF] + row[NEG_INF]:  # only the opposite infinity was there
+        return -infinity
+    return float(row.view(np.float64)[word])
+
+
+def exact(row: Rows) -> int | None:
+    """Return the exact integer sum of a counter or denominator; None when nothing was recorded."""
+    return int(row[INT_SUM]) if row[PRESENT] else None
