@@ -116,6 +116,20 @@ def merge(stack: Rows) -> Rows:
     return out
 
 
+def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
+    """Merge rows that belong to the same of n groups, shape (n, WORDS); floats add in row order."""
+    out = empty(n)
+    f, g = rows.view(np.float64), out.view(np.float64)
+    np.maximum.at(out[:, PRESENT], groups, rows[:, PRESENT])
+    for word in range(COUNT, SUM):
+        np.add.at(out[:, word], groups, rows[:, word])
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.at(g[:, SUM], groups, f[:, SUM])
+    np.minimum.at(g[:, MIN], groups, f[:, MIN])
+    np.maximum.at(g[:, MAX], groups, f[:, MAX])
+    return out
+
+
 def mean(row: Rows) -> float | None:
     """Return the mean of the selected values; None when there were none, NaN when any is NaN."""
     if row[COUNT] == 0:

@@ -74,10 +74,12 @@ RECORDS: Final = _schema(
     ("min", pa.float64()),  # of the finite values; +inf when there is none
     ("max", pa.float64()),  # of the finite values; -inf when there is none
     ("tags", _TEXT),  # a JSON object
-    ("export_id", _TEXT),  # the rest: only in rows of kind "export"
+    # the rest: only in rows of kind "export"; there, tracker and key say what alone was exported (null: all)
+    ("export_id", _TEXT),
     ("members", _INTS),  # global ranks of the group; null: exported without a group
     ("window_first", pa.int64()),
     ("window_last", pa.int64()),
+    ("reset", pa.bool_()),  # false: a later export covers the same records again
     ("outcome", _TEXT),  # "ok", else the class of the error
 )
 

@@ -1,0 +1,306 @@
+"""Which window is which step, which attempt it belongs to, and which attempt owns a step. Pure.
+
+Exports carry no step; only a commit does. A window's step is the first of these that applies, and
+`Binding.bound_by` names it:
+
+    given    the caller said it: `export(step=…)` or `set_step`
+    commit   its own process committed it: the commit row names the windows drained since the commit before
+    export   another rank's window of the same export is bound by one of the two above
+    time     the first commit of the same attempt after its export
+    None     unbound
+
+Nothing is counted or paired by number. Clocks never decide an attempt; they decide a step only where nothing
+else does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+GIVEN: Final = "given"
+COMMIT: Final = "commit"
+EXPORT: Final = "export"
+TIME: Final = "time"
+
+WindowKey = tuple[str, int]  # session, number
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a process recorded between two exports, as far as it can be read."""
+
+    session: str
+    number: int
+    time: int | None = None  # of its newest record, UTC µs; None: no record of it can be read
+    given: int | None = None  # the (greatest) step its records carry
+    attempt: int | None = None  # what the producer knew when it drained the window
+    training: bool = True  # holds something else than evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One row of an export call; a call over two groups has two rows with the same window."""
+
+    session: str
+    window: int  # the window this call drained
+    time: int
+    export_id: str
+    members: tuple[int, ...] | None = None  # global ranks in group order; None: without a group
+    first: int | None = None  # the earliest window covered; None: its own
+    attempt: int | None = None
+    step: int | None = None
+    reset: bool = True
+    ok: bool = True
+    tracker: str | None = None  # what alone was exported; None: everything
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of one process: "what I drained since my last commit is this step"."""
+
+    session: str
+    number: int
+    time: int
+    step: int
+    attempt: int | None = None
+    leader: bool = False
+    restored: int | None = None  # the last_commit_step the logger was restored with
+    first: int | None = None  # windows drained since; None: none
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt, as its leader claimed it."""
+
+    attempt: int
+    session: str = ""
+    resume_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where a window belongs."""
+
+    attempt: int
+    step: int | None = None
+    bound_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What `resolve` found."""
+
+    windows: Mapping[WindowKey, Binding]  # also of windows that only an export row mentions
+    commit_attempts: Sequence[int]  # one per commit, in the order given
+    owned_from: Mapping[int, int | None]  # attempt → the first step it owns; None: it owns nothing
+
+    def owner(self, step: int) -> int | None:
+        """Return the attempt whose account of a step counts; None when no attempt owns it."""
+        owners = (a for a, first in self.owned_from.items() if first is not None and first <= step)
+        return max(owners, default=None)
+
+    def superseded(self, attempt: int, step: int | None) -> bool:
+        """Whether a later attempt owns the step. Additions below a resume point supersede key by key only."""
+        owner = None if step is None else self.owner(step)
+        return owner is not None and attempt < owner
+
+
+def resolve(
+    windows: Iterable[Window], exports: Iterable[Export], commits: Sequence[Commit], claims: Iterable[Claim] = ()
+) -> Timeline:
+    """Bind windows to steps and attempts, and find what each attempt owns."""
+    known = {(w.session, w.number): w for w in windows}
+    calls = _calls(exports)
+    for session, number in calls:
+        known.setdefault((session, number), Window(session, number, training=False))
+    claims = list(claims)
+    attempts, commit_attempts = _attempts(known, calls, commits, claims)
+    bindings = _bind(known, calls, attempts, commits, commit_attempts)
+    owned_from = _ownership(known, bindings, commits, commit_attempts, claims)
+    return Timeline(bindings, commit_attempts, owned_from)
+
+
+def _calls(exports: Iterable[Export]) -> dict[WindowKey, list[Export]]:
+    calls: dict[WindowKey, list[Export]] = {}
+    for export in exports:
+        calls.setdefault((export.session, export.window), []).append(export)
+    return calls
+
+
+# -- attempts ------------------------------------------------------------------------------------------
+
+
+def _attempts(
+    windows: Mapping[WindowKey, Window],
+    calls: Mapping[WindowKey, list[Export]],
+    commits: Sequence[Commit],
+    claims: Iterable[Claim],
+) -> tuple[dict[WindowKey, int], list[int]]:
+    """Return the attempt of every window and of every commit."""
+    found: dict[WindowKey, int | None] = {}
+    for key, window in windows.items():
+        learnt = [export.attempt for export in calls.get(key, ()) if export.attempt is not None]
+        found[key] = learnt[0] if learnt else window.attempt
+    # A process that did not know yet belongs to the first attempt it came to know; alone, to attempt 0.
+    first: dict[str, int] = {}
+    told = [(claim.session, claim.attempt) for claim in claims]
+    told += [(commit.session, commit.attempt) for commit in commits if commit.attempt is not None]
+    told += [(session, attempt) for (session, _), attempt in found.items() if attempt is not None]
+    for session, attempt in told:
+        first[session] = min(attempt, first.get(session, attempt))
+    return (
+        {key: first.get(key[0], 0) if attempt is None else attempt for key, attempt in found.items()},
+        [first.get(c.session, 0) if c.attempt is None else c.attempt for c in commits],
+    )
+
+
+# -- steps ---------------------------------------------------------------------------------------------
+
+
+def _bind(
+    windows: Mapping[WindowKey, Window],
+    calls: Mapping[WindowKey, list[Export]],
+    attempts: Mapping[WindowKey, int],
+    commits: Sequence[Commit],
+    commit_attempts: Sequence[int],
+) -> dict[WindowKey, Binding]:
+    bound: dict[WindowKey, Binding] = {}
+    own = _own_commits(commits)
+    for key, window in windows.items():
+        step = next((e.step for e in calls.get(key, ()) if e.step is not None), window.given)
+        if step is not None:
+            bound[key] = Binding(attempts[key], step, GIVEN)
+        elif (commit := _covering(own.get(window.session, ()), window.number)) is not None:
+            bound[key] = Binding(attempts[key], commit.step, COMMIT)
+    shared = _shared_steps(bound, calls, {c.session for c in commits if c.leader})
+    clock = _clock(commits, commit_attempts)
+    for key, window in windows.items():
+        if key not in bound:
+            bound[key] = _bind_by_others(window, calls.get(key, []), attempts[key], shared, clock)
+    return bound
+
+
+def _bind_by_others(
+    window: Window,
+    exports: Sequence[Export],
+    attempt: int,
+    shared: Mapping[str, int],
+    clock: Mapping[int, list[tuple[int, int]]],
+) -> Binding:
+    step = next((shared[e.export_id] for e in exports if e.export_id in shared), None)
+    if step is not None:
+        return Binding(attempt, step, EXPORT)
+    time = exports[0].time if exports else window.time
+    later = clock.get(attempt, [])
+    place = len(later) if time is None else bisect_left(later, (time,))
+    return Binding(attempt, later[place][1], TIME) if place < len(later) else Binding(attempt)
+
+
+def _own_commits(commits: Iterable[Commit]) -> dict[str, list[Commit]]:
+    """Return the commits of each session that cover windows, by their last window."""
+    own: dict[str, list[Commit]] = {}
+    for commit in commits:
+        if commit.last is not None:
+            own.setdefault(commit.session, []).append(commit)
+    for those in own.values():
+        those.sort(key=lambda c: (c.last, c.number))
+    return own
+
+
+def _covering(commits: Sequence[Commit], window: int) -> Commit | None:
+    place = bisect_left(commits, window, key=lambda c: c.last)
+    if place == len(commits) or (commits[place].first or 0) > window:
+        return None
+    return commits[place]
+
+
+def _shared_steps(
+    bound: Mapping[WindowKey, Binding], calls: Mapping[WindowKey, list[Export]], leaders: set[str]
+) -> dict[str, int]:
+    """Return export id → step, of windows bound so far; where ranks disagree the leader says."""
+    steps: dict[str, tuple[bool, int]] = {}
+    for key, binding in bound.items():
+        if binding.step is None:
+            continue
+        said = (key[0] not in leaders, binding.step)
+        for export in calls.get(key, ()):
+            steps[export.export_id] = min(said, steps.get(export.export_id, said))
+    return {export_id: step for export_id, (_, step) in steps.items()}
+
+
+def _clock(commits: Sequence[Commit], attempts: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Return attempt → (time, step) of its commits in order of time.
+
+    A step that the leader committed happened when the leader committed it: what the leader collected from
+    workers it collected before that, whatever the other ranks' clocks say of their own rows.
+    """
+    led = {(a, c.step) for a, c in zip(attempts, commits, strict=True) if c.leader}
+    clock: dict[int, list[tuple[int, int]]] = {}
+    for attempt, commit in zip(attempts, commits, strict=True):
+        if commit.leader or (attempt, commit.step) not in led:
+            clock.setdefault(attempt, []).append((commit.time, commit.step))
+    for entries in clock.values():
+        entries.sort()
+    return clock
+
+
+# -- ownership -----------------------------------------------------------------------------------------
+
+
+def _ownership(
+    windows: Mapping[WindowKey, Window],
+    bindings: Mapping[WindowKey, Binding],
+    commits: Sequence[Commit],
+    attempts: Sequence[int],
+    claims: Iterable[Claim],
+) -> dict[int, int | None]:
+    """Return attempt → the first step it owns.
+
+    The resume point where it was given; else the step of the first commit that binds training windows above
+    the restored last_commit_step. (That is saved before the commit of its step: a lower bound only.)
+    """
+    owned: dict[int, int | None] = dict.fromkeys(attempts)
+    owned.update(dict.fromkeys(binding.attempt for binding in bindings.values()))
+    trained = {(bindings[key].attempt, bindings[key].step) for key, w in windows.items() if w.training}
+    seen = _numbers(windows)
+    led = {attempt for attempt, commit in zip(attempts, commits, strict=True) if commit.leader}
+    for attempt, commit in _in_order(commits, attempts):
+        if owned[attempt] is not None or (attempt in led and not commit.leader):
+            continue
+        trains = (attempt, commit.step) in trained or _lost(commit, seen.get(commit.session, []))
+        if trains and (commit.restored is None or commit.step > commit.restored):
+            owned[attempt] = commit.step
+    for claim in claims:
+        owned[claim.attempt] = owned.get(claim.attempt) if claim.resume_step is None else claim.resume_step
+    return dict(sorted(owned.items()))
+
+
+def _in_order(commits: Sequence[Commit], attempts: Sequence[int]) -> list[tuple[int, Commit]]:
+    """Return (attempt, commit) session by session, the earliest first; within one, numbers say the order."""
+    began: dict[str, int] = {}
+    for commit in commits:
+        began[commit.session] = min(commit.time, began.get(commit.session, commit.time))
+    pairs = zip(attempts, commits, strict=True)
+    return sorted(pairs, key=lambda pair: (began[pair[1].session], pair[1].session, pair[1].number))
+
+
+def _numbers(windows: Iterable[WindowKey]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for session, number in sorted(windows):
+        numbers.setdefault(session, []).append(number)
+    return numbers
+
+
+def _lost(commit: Commit, numbers: Sequence[int]) -> bool:
+    """Whether the commit covers windows of which nothing is left: damage must not cost an attempt its steps."""
+    if commit.first is None or commit.last is None:
+        return False
+    place = bisect_left(numbers, commit.first)
+    return place == len(numbers) or numbers[place] > commit.last

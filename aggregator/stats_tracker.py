@@ -1,0 +1,231 @@
+"""Drop-in for `areal.utils.stats_tracker`: record where the numbers are, reduce them once per step.
+
+    with stats_tracker.scope("ppo_actor"):
+        stats_tracker.denominator(n_valid_tokens=loss_mask.bool())
+        stats_tracker.stat(advantages=advantages, denominator="n_valid_tokens")
+    stats = stats_tracker.export_all(reduce_group=dp_group)
+
+An export drains the window, hands it to the log (when one is started), reduces over the group, and only then
+raises whatever went wrong on any rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import eventlog
+from eventlog import Recorder, ReduceType
+
+from . import collective
+from .merge import Export
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+
+    from torch.distributed import ProcessGroup
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = [
+    "DEFAULT_TRACKER",
+    "TRACKERS",
+    "DistributedStatsTracker",
+    "ReduceType",
+    "counter",
+    "declare",
+    "denominator",
+    "disable_scope",
+    "export",
+    "export_all",
+    "get",
+    "record_timing",
+    "scalar",
+    "scope",
+    "scope_func_wrapper",
+    "set_step",
+    "stat",
+]
+
+
+class DistributedStatsTracker:
+    """Records metrics under scopes and reduces them over the ranks of a process group.
+
+    A named tracker's keys begin with `name/`. Safe to use from several threads and tasks; a scope belongs to
+    the task or thread that opened it.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._recorder = Recorder(name)
+
+    @property
+    def name(self) -> str:
+        """The tracker's name, "" for the default one."""
+        return self._recorder.name
+
+    # -- scopes ------------------------------------------------------------------------------------
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Record under `name/` inside the block; nested scopes join."""
+        return self._recorder.scope(name)
+
+    def disable_scope(self) -> AbstractContextManager[None]:
+        """Record without any scope inside the block."""
+        return self._recorder.no_scope()
+
+    def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
+        """Decorate a function, sync or async, so that its body records under `name/`."""
+
+        def decorate(function: F) -> F:
+            if inspect.iscoroutinefunction(function):
+
+                @functools.wraps(function)
+                async def scoped_async(*args: Any, **kwargs: Any) -> Any:
+                    with self.scope(name):
+                        return await function(*args, **kwargs)
+
+                return scoped_async  # pyright: ignore[reportReturnType]
+
+            @functools.wraps(function)
+            def scoped(*args: Any, **kwargs: Any) -> Any:
+                with self.scope(name):
+                    return function(*args, **kwargs)
+
+            return scoped  # pyright: ignore[reportReturnType]
+
+        return decorate
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def denominator(self, *, reduce_group: ProcessGroup | None = None, **masks: Any) -> None:
+        """Register boolean masks; each exports the number of its true elements.
+
+        Raises a ValueError naming the key for anything but a non-empty bool tensor.
+        """
+        eventlog.current()
+        self._recorder.denominator(masks, collective.label(reduce_group))
+
+    def stat(
+        self,
+        denominator: str,
+        reduce_type: ReduceType | None = None,
+        *,
+        reduce_group: ProcessGroup | None = None,
+        **tensors: Any,
+    ) -> None:
+        """Record floating tensors under the mask registered last as `denominator`.
+
+        The values are selected by the mask and copied before the call returns. Raises a ValueError with
+        expected, got and key for an unknown denominator and for a wrong shape or dtype.
+        """
+        eventlog.current()
+        kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
+        self._recorder.stat(denominator, tensors, kind, collective.label(reduce_group))
+
+    def scalar(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
+        """Append single numbers; exported as their mean and, as `key__count`, how many there were."""
+        eventlog.current()
+        self._recorder.scalar(values, collective.label(reduce_group))
+
+    def counter(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
+        """Add integers; exported as their exact sum over calls and ranks."""
+        eventlog.current()
+        self._recorder.counter(values, collective.label(reduce_group))
+
+    @contextmanager
+    def record_timing(self, key: str) -> Generator[None]:
+        """Record the seconds the block takes as scalar `timeperf/key`, whatever the scope.
+
+        Host time: it does not wait for a device.
+        """
+        eventlog.current()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._recorder.timing(key, time.perf_counter() - began)
+
+    def declare(self, *keys: str, spread: str) -> None:
+        """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed)."""
+        self._recorder.declare(keys, spread)
+
+    def set_step(self, step: Any) -> None:
+        """Give what this tracker records from now on a step; None: leave it to the commit."""
+        self._recorder.set_step(step)
+
+    # -- export ------------------------------------------------------------------------------------
+
+    def export(
+        self,
+        key: str | None = None,
+        reduce_group: ProcessGroup | None = None,
+        key_sync_group: ProcessGroup | None = None,
+        reset: bool = True,
+        *,
+        step: Any = None,
+    ) -> Export:
+        """Reduce what was recorded since the last export (or of one key) over the group.
+
+        Every rank of the group must call it; ranks may hold different keys. Without `reset` the records stay
+        for the next export (the log holds each once). Raises on every rank when any rank fails or disagrees.
+        """
+        return _export([self], key, reduce_group, key_sync_group, reset=reset, step=step)
+
+
+TRACKERS: dict[str, DistributedStatsTracker] = {}
+DEFAULT_TRACKER = TRACKERS.setdefault("", DistributedStatsTracker())
+_trackers_lock = threading.Lock()
+
+
+def get(name: str = "") -> DistributedStatsTracker:
+    """Return the tracker of that name, made when it is asked for first; "" is the default one."""
+    with _trackers_lock:
+        if name not in TRACKERS:
+            TRACKERS[name] = DistributedStatsTracker(name)
+        return TRACKERS[name]
+
+
+def export_all(
+    reduce_group: ProcessGroup | None = None,
+    key_sync_group: ProcessGroup | None = None,
+    reset: bool = True,
+    *,
+    step: Any = None,
+) -> Export:
+    """Export every tracker of the process in one go; see `DistributedStatsTracker.export`."""
+    with _trackers_lock:
+        trackers = list(TRACKERS.values())
+    return _export(trackers, None, reduce_group, key_sync_group, reset=reset, step=step)
+
+
+def set_step(step: Any) -> None:
+    """Give what all trackers of this process record from now on a step; None: leave it to the commit."""
+    eventlog.set_step(step)
+
+
+def _export(
+    trackers: list[DistributedStatsTracker],
+    key: str | None,
+    reduce_group: ProcessGroup | None,
+    key_sync_group: ProcessGroup | None,
+    *,
+    reset: bool,
+    step: Any,
+) -> Export: ...
+
+
+scope = DEFAULT_TRACKER.scope
+disable_scope = DEFAULT_TRACKER.disable_scope
+scope_func_wrapper = DEFAULT_TRACKER.scope_func_wrapper
+denominator = DEFAULT_TRACKER.denominator
+stat = DEFAULT_TRACKER.stat
+scalar = DEFAULT_TRACKER.scalar
+counter = DEFAULT_TRACKER.counter
+record_timing = DEFAULT_TRACKER.record_timing
+declare = DEFAULT_TRACKER.declare
+export = DEFAULT_TRACKER.export

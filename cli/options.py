@@ -1,0 +1,47 @@
+"""The arguments and options that commands share: the same word means the same everywhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Attempts", "AttemptsOption", "Json", "Keys", "More", "RunDir", "Since", "Until", "example"]
+
+
+class Attempts(Enum):
+    """Which rows of a restarted run are taken."""
+
+    LATEST = "latest"
+    ALL = "all"
+
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default=False)]
+Keys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY]...", help="Keys to take, globs too ('ppo_actor/*'); all if none.", show_default=False
+    ),
+]
+More = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        metavar="RUN_DIR",
+        help="Another run to ask together with it; repeatable.",
+        show_default=False,
+    ),
+]
+Since = Annotated[int | None, typer.Option(metavar="STEP", help="First step to take.", show_default=False)]
+Until = Annotated[int | None, typer.Option(metavar="STEP", help="Last step to take.", show_default=False)]
+AttemptsOption = Annotated[
+    Attempts, typer.Option("--attempts", help="With 'all', rows of steps that a later attempt redid too.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def example(*commands: str) -> str:
+    r"""Return the end of a command's help; `\b` keeps its lines as they are."""
+    return "\n".join(["\b", "Example:", *(f"  areal-metrics {command}" for command in commands)])

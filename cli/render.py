@@ -1,0 +1,222 @@
+"""The only printer: data on stdout as a table or as JSON, talk on stderr.
+
+JSON is strict (RFC 8259). What it has no form for is a string: "NaN", "Infinity" and "-Infinity" (null is
+left to mean *absent*), times as ISO 8601 in UTC, bytes in base64. A table is one array with one row a line:
+it can be read as a whole or line by line.
+
+Names from a run are shown as they are: nothing in them is markup, an emoji code or a terminal sequence.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import re
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from rich.table import Table
+
+__all__ = ["complain", "document", "rows", "say"]
+
+Cells = list[str]
+
+_WIDE: Final = 1 << 20  # what a program reads is never folded or cropped
+_CHUNK: Final = 1000  # rows laid out at a time
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def rows(table: pa.Table, *, as_json: bool) -> None:
+    """Print a table on stdout, in pieces: its length costs no memory."""
+    with _stdout() as out:
+        if as_json:
+            _json_rows(table, out)
+        else:
+            _text_rows(table, out)
+
+
+def document(data: dict[str, Any], *, as_json: bool) -> None:
+    """Print one nested description on stdout: as JSON, or as headings with what belongs under them."""
+    with _stdout() as out:
+        if as_json:
+            out.write(_dumps(data, indent=2) + "\n")
+        else:
+            _outline(data, 0, out)
+
+
+def say(message: str) -> None:
+    """Tell the person at the terminal something, on stderr."""
+    try:
+        print("\n".join(map(_printable, message.splitlines())), file=sys.stderr, flush=True)
+    except OSError:  # nobody listens: no reason to fail
+        return
+
+
+def complain(message: str) -> None:
+    """Print why a command failed, in one line on stderr."""
+    say(f"areal-metrics: {' '.join(message.split())}")
+
+
+@contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """Lend stdout; a reader that has seen enough (`| head`) ends the command, and is no failure."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - what is still buffered goes there at exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+# JSON
+
+
+def _json_rows(table: pa.Table, out: TextIO) -> None:
+    out.write("[")
+    before = ""
+    for batch in table.to_batches(max_chunksize=_CHUNK):
+        for row in batch.to_pylist():
+            out.write(f"{before}{_dumps(row)}")
+            before = ",\n"
+    out.write("]\n")
+
+
+def _dumps(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _strict(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else _not_finite(value)
+        case dict():
+            return {str(key): _strict(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_strict(item) for item in value]
+        case bytes():
+            return base64.b64encode(value).decode()
+        case datetime():
+            return _utc(value).isoformat(timespec="microseconds")
+        case _:
+            return str(value)
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _utc(value: datetime) -> datetime:
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# Text
+
+
+def _text_rows(table: pa.Table, out: TextIO) -> None:
+    names = [_printable(name) for name in table.column_names]
+    rights = [_is_number(field.type) for field in table.schema]
+    widths = [len(name) for name in names]
+    for cells in _cells(table):
+        widths = [max(pair) for pair in zip(widths, map(len, cells), strict=True)]
+    for start in range(0, max(table.num_rows, 1), _CHUNK):
+        _show(_grid(names, rights, widths, _cells(table.slice(start, _CHUNK)), head=start == 0), out)
+
+
+def _cells(table: pa.Table) -> Iterator[Cells]:
+    for batch in table.to_batches(max_chunksize=_CHUNK):
+        columns = [list(map(_cell, column.to_pylist())) for column in batch.columns]
+        yield from map(list, zip(*columns, strict=True))
+
+
+def _grid(
+    names: Cells, rights: list[bool], widths: list[int], lines: Iterable[Cells], *, head: bool = True
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, show_header=head, header_style="bold")
+    for name, right, width in zip(names, rights, widths, strict=True):
+        grid.add_column(Text(name), justify="right" if right else "left", min_width=width, overflow="fold")
+    for cells in lines:
+        grid.add_row(*map(Text, cells))
+    return grid
+
+
+def _show(grid: Any, out: TextIO) -> None:
+    from rich.console import Console
+
+    width = None if out.isatty() else _WIDE
+    Console(file=out, width=width, markup=False, emoji=False, highlight=False).print(grid)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _outline(data: dict[str, Any], depth: int, out: TextIO) -> None:
+    from rich.padding import Padding
+
+    plain = {key: value for key, value in data.items() if not _is_nested(value)}
+    width = max(map(len, plain), default=0)
+    pad = "  " * depth
+    out.writelines(
+        f"{pad}{_label(key):<{width}}  {_cell(value)}".rstrip() + "\n" for key, value in plain.items()
+    )
+    for key, value in data.items():
+        if key in plain:
+            continue
+        out.write(f"{pad}{_label(key)}\n")
+        if isinstance(value, dict):
+            _outline(value, depth + 1, out)
+        else:
+            names = list(dict.fromkeys(name for item in value for name in item))
+            lines = [[_cell(item.get(name)) for name in names] for item in value]
+            rights = [all(isinstance(item.get(name), int | float | None) for item in value) for name in names]
+            grid = _grid(list(map(_label, names)), rights, [1] * len(names), lines)
+            _show(Padding(grid, (0, 0, 0, 2 * depth + 2), expand=False), out)
+
+
+def _is_nested(value: Any) -> bool:
+    return bool(value) and (
+        isinstance(value, dict) or (isinstance(value, list) and isinstance(value[0], dict))
+    )
+
+
+def _label(name: str) -> str:
+    return _printable(name.replace("_", " "))
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.6g}"
+        case datetime():
+            return f"{_utc(value):%Y-%m-%d %H:%M:%S}Z"
+        case bytes():
+            return f"{len(value)} bytes"
+        case list() | tuple():
+            return f"[{', '.join(map(_cell, value))}]"
+        case _:
+            return _printable(str(value))
+
+
+def _printable(line: str) -> str:
+    """Return the line with control characters spelled out: a name must not steer the terminal."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), line)

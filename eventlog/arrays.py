@@ -1,0 +1,169 @@
+"""The only door for tensors, arrays and numbers: check, detach, copy, widen, select.
+
+Everything is duck-typed on what torch tensors offer, so that torch is never imported. What leaves this
+module is numpy on the host, or (for tensors on a device) a detached clone that is selected at export.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import RecordingError, RecordingTypeError, StepError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_STEP = 2**63 - 1
+_WIDENED = {"float16", "bfloat16"}
+_KEPT = {"float32", "float64"}
+_WRAP_HINT = "a negative step is often a 32-bit counter that wrapped around; count in int64"
+
+
+def as_step(value: Any) -> int:
+    """Return a training step as int; takes ints, integral floats, numpy integers and 1-element tensors.
+
+    Raises StepError for negative, fractional, non-finite or out-of-range values and for what is no number.
+    """
+    step = value
+    if not isinstance(step, (int, float)) and hasattr(step, "item"):
+        step = _item(value, StepError("expected one step", value))
+    if isinstance(step, float):
+        if not step.is_integer():
+            raise StepError(
+                f"expected an integral step, got {step!r}; log other axes as a metric of their own"
+            )
+        step = int(step)
+    try:
+        step = operator.index(step)
+    except TypeError:
+        raise StepError(f"expected a step (an integer), got {type(value).__name__} {value!r}") from None
+    if step < 0:
+        raise StepError(f"expected a step of 0 or more, got {step}; {_WRAP_HINT}")
+    if step > MAX_STEP:
+        raise StepError(f"expected a step that fits int64 (at most {MAX_STEP}), got {step}")
+    return step
+
+
+def _item(value: Any, otherwise: Exception) -> Any:
+    if math.prod(getattr(value, "shape", ())) != 1:
+        raise otherwise
+    return value.item()
+
+
+def as_number(value: Any, key: str) -> float:
+    """Return a recorded scalar as int or float: numbers, bool, numpy scalars, 1-element tensors of any dtype.
+
+    A tensor on a device is read here, which waits for the device: hand over floats where that matters.
+    """
+    kind = type(value)
+    if kind is float or kind is int:
+        return value
+    if hasattr(value, "item") and hasattr(value, "shape"):
+        shape = tuple(value.shape)
+        value = _item(
+            value, RecordingTypeError(f"expected one number for {key!r}, got an array of shape {shape}")
+        )
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return int(value)
+    try:
+        return float(value) if not isinstance(value, (str, bytes)) else _refuse_number(value, key)
+    except (TypeError, ValueError):
+        return _refuse_number(value, key)
+
+
+def _refuse_number(value: Any, key: str) -> float:
+    raise RecordingTypeError(f"expected a number for {key!r}, got {type(value).__name__} {value!r:.80}")
+
+
+def as_scalar(value: Any, key: str) -> float:
+    """Return `as_number` as float64; refuses integers too large for one."""
+    try:
+        return float(as_number(value, key))
+    except OverflowError:
+        raise RecordingError(f"expected a number that fits float64 for {key!r}, got {value!r:.80}") from None
+
+
+def as_increment(value: Any, key: str) -> int:
+    """Return a counter's increment: an integer (or integral float) that fits int64."""
+    number = as_number(value, key)
+    if isinstance(number, float):
+        if not number.is_integer():
+            raise RecordingError(
+                f"expected an integer for counter {key!r}, got {number!r}; use scalar for it"
+            )
+        number = int(number)
+    if not -(2**63) <= number < 2**63:
+        raise RecordingError(f"expected an increment that fits int64 for counter {key!r}, got {number}")
+    return number
+
+
+def dtype_name(array: Any) -> str:
+    """Return "float32", "bfloat16", "bool" … for a tensor or numpy array."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def on_host(array: Any) -> bool:
+    """Whether the array's memory can be read by numpy."""
+    device = getattr(array, "device", None)
+    return device is None or device == "cpu" or getattr(device, "type", "cpu") == "cpu"
+
+
+def _checked(value: Any, key: str) -> Any:
+    if type(value).__name__ == "DTensor":
+        raise RecordingTypeError(f"expected a local tensor for {key!r}, got a DTensor; pass x.to_local()")
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}")
+    if math.prod(value.shape) == 0:
+        raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {tuple(value.shape)}")
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def as_mask(value: Any, key: str) -> Any:
+    """Return a denominator: a detached boolean array, a numpy view where the host can read it."""
+    array = _checked(value, key)
+    if dtype_name(array) != "bool":
+        raise RecordingError(f"expected a bool tensor for denominator {key!r}, got {dtype_name(array)}")
+    return _host_view(array) if on_host(array) else array
+
+
+def as_values(value: Any, key: str, shape: tuple[int, ...]) -> Any:
+    """Return a stat's values: detached, float32 or float64, a numpy view where the host can read it.
+
+    Half types are widened to float32 here: sums kept in bfloat16 stop growing at 256.
+    """
+    array = _checked(value, key)
+    if tuple(array.shape) != shape:
+        raise RecordingError(
+            f"expected shape {shape} (that of its denominator) for {key!r}, got {tuple(array.shape)}"
+        )
+    name = dtype_name(array)
+    if name in _WIDENED:
+        array = array.float() if hasattr(array, "float") else array.astype(np.float32)
+    elif name not in _KEPT:
+        raise RecordingError(
+            f"expected a floating tensor for {key!r}, got {name}; convert it (x.float()) or use counter()"
+        )
+    return _host_view(array) if on_host(array) else array
+
+
+def _host_view(array: Any) -> NDArray[Any]:
+    return array if isinstance(array, np.ndarray) else array.numpy()
+
+
+def select_into(row: NDArray[Any], values: NDArray[Any], index: NDArray[np.int32] | None) -> None:
+    """Copy the selected values, in order, into `row`; index None selects all."""
+    if index is None:
+        row.reshape(values.shape)[...] = values
+    else:
+        values.reshape(-1).take(index, out=row, mode="clip")  # clip: `out` is written without a buffer
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """Move a device tensor to numpy; waits for the device."""
+    return array.cpu().numpy()

@@ -1,0 +1,361 @@
+"""What one producer recorded between two exports: masks, the rows selected under them, and series.
+
+A stat is tied to *its* mask by identity: `Masked` is one registration of a denominator and owns the rows that
+were recorded under it. On the host the selection is the copy: rows are selected straight into one matrix per
+mask and dtype. On a device clones are kept and selected when the window is drained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import arrays, moments
+from .errors import RecordingError
+from .reduction import Kind, ReduceType, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .moments import Rows
+
+UNLOGGED = -1
+_FIRST_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spec:
+    """What a key is; interned by its recorder, so that equal means identical."""
+
+    tracker: str
+    key: str
+    kind: Kind
+    reduce_type: ReduceType | None
+    denominator: str | None = None
+    label: str | None = None
+    spread: Spread = Spread.SHARDS
+
+
+@dataclass(slots=True)
+class Calls:
+    """Who recorded what and when: one entry per record, a column per field (times in UTC µs)."""
+
+    specs: list[Spec] = field(default_factory=list[Spec])
+    times: list[int] = field(default_factory=list[int])
+    steps: list[int | None] = field(default_factory=list["int | None"])
+    dtypes: list[str] = field(default_factory=list[str])
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def add(self, spec: Spec, time: int, step: int | None, dtype: str) -> None:
+        """Append one entry."""
+        self.specs.append(spec)
+        self.times.append(time)
+        self.steps.append(step)
+        self.dtypes.append(dtype)
+
+    def extend(self, other: Calls) -> None:
+        """Append the entries of another."""
+        self.specs += other.specs
+        self.times += other.times
+        self.steps += other.steps
+        self.dtypes += other.dtypes
+
+    def take(self, chosen: Sequence[int]) -> Calls:
+        """Return the chosen entries."""
+        return Calls(
+            [self.specs[i] for i in chosen],
+            [self.times[i] for i in chosen],
+            [self.steps[i] for i in chosen],
+            [self.dtypes[i] for i in chosen],
+        )
+
+
+@dataclass(slots=True)
+class RowBlock:
+    """The rows of one dtype recorded under one mask; `matrices` grow by doubling, rows are never moved."""
+
+    width: int
+    dtype: np.dtype[Any]
+    expected: int = _FIRST_ROWS
+    calls: Calls = field(default_factory=Calls)
+    ids: list[int] = field(default_factory=list[int])  # of the rows logged so far, UNLOGGED for the others
+    matrices: list[NDArray[Any]] = field(default_factory=list["NDArray[Any]"])
+    _free: int = 0
+
+    def row(self) -> NDArray[Any]:
+        """Return the next row to write into; `note` names it."""
+        if self._free == 0:
+            size = max(self.expected, len(self.calls))
+            self.matrices.append(np.empty((size, self.width), self.dtype))
+            self._free = size
+        matrix = self.matrices[-1]
+        row = matrix[len(matrix) - self._free]
+        self._free -= 1
+        return row
+
+    def note(self, spec: Spec, time: int, step: int | None, dtype: str) -> None:
+        """Name the row that was written last."""
+        self.calls.add(spec, time, step, dtype)
+        self.ids.append(UNLOGGED)
+
+    def parts(self) -> list[NDArray[Any]]:
+        """Return the matrices, cut to the rows in use."""
+        if self._free == 0 or not self.matrices:
+            return self.matrices
+        return [*self.matrices[:-1], self.matrices[-1][: -self._free]]
+
+    def of_key(self, key: str | None) -> Sequence[int]:
+        """Return the rows of one key, or of all keys."""
+        if key is None:
+            return range(len(self.calls))
+        return [i for i, spec in enumerate(self.calls.specs) if spec.key == key]
+
+    def moments(self) -> Rows:
+        """Return the moments of every row, shape (rows, WORDS)."""
+        return np.concatenate([moments.of_matrix(part) for part in self.parts()])
+
+    def drop_key(self, key: str) -> None:
+        """Forget the rows of one key."""
+        chosen = [i for i, spec in enumerate(self.calls.specs) if spec.key != key]
+        self.matrices = [np.concatenate(self.parts())[chosen]] if chosen else []
+        self._free = 0
+        self.calls = self.calls.take(chosen)
+        self.ids = [self.ids[i] for i in chosen]
+
+
+class Masked:
+    """One registration of a denominator, and the rows recorded under it."""
+
+    __slots__ = (
+        "blocks", "counted", "index", "mask", "packed", "pending", "record_id", "selected", "shape", "spec",
+        "step", "time",
+    )  # fmt: skip
+
+    def __init__(self, spec: Spec, mask: Any, time: int, step: int | None) -> None:
+        self.spec = spec
+        self.shape = tuple(mask.shape)
+        self.time = time
+        self.step = step
+        self.record_id = UNLOGGED
+        self.counted = False  # its own count was exported and reset; it stays usable by other keys
+        self.blocks: dict[str, RowBlock] = {}
+        self.pending: list[tuple[Spec, Any, int, int | None, str]] = []
+        self.mask: Any = None
+        if isinstance(mask, np.ndarray):
+            self._capture(mask)
+        else:
+            self.mask = mask.clone()
+
+    def _capture(self, mask: NDArray[np.bool_]) -> None:
+        flat = mask.reshape(-1)
+        index = np.flatnonzero(flat)
+        self.selected = len(index)
+        self.index = None if self.selected == flat.size else index.astype(np.int32)
+        self.packed = np.packbits(flat, bitorder="little")
+
+    def moments(self) -> Rows:
+        """Return the moments of the mask itself, shape (1, WORDS)."""
+        return moments.of_integers([self.selected], [self.selected])
+
+    def add(self, spec: Spec, values: Any, time: int, step: int | None, dtype: str, expected: int) -> None:
+        """Select `values` (as `arrays.as_values` returns them) into a row, or keep a clone for the drain."""
+        if self.mask is None and isinstance(values, np.ndarray):
+            self._select(spec, values, time, step, dtype, expected)
+        else:
+            held = values.copy() if isinstance(values, np.ndarray) else values.clone()
+            self.pending.append((spec, held, time, step, dtype))
+
+    def _select(
+        self, spec: Spec, values: NDArray[Any], time: int, step: int | None, dtype: str, expected: int
+    ) -> None:
+        block = self.blocks.get(values.dtype.char)
+        if block is None:
+            block = RowBlock(self.selected, values.dtype, expected)
+            self.blocks[values.dtype.char] = block
+        arrays.select_into(block.row(), values, self.index)
+        block.note(spec, time, step, dtype)
+
+    def settle(self) -> None:
+        """Bring what lies on a device to the host, selected there first; waits for the device."""
+        if self.mask is not None:
+            self._capture(arrays.to_host(self.mask))
+        pending, self.pending, mask, self.mask = self.pending, [], self.mask, None
+        for spec, held, time, step, dtype in pending:
+            values = held
+            if not isinstance(held, np.ndarray):
+                values = self._selected_on_device(held, mask)
+            elif self.index is not None:
+                values = held.reshape(-1)[self.index]
+            block = self.blocks.setdefault(
+                values.dtype.char, RowBlock(self.selected, values.dtype, len(pending))
+            )
+            block.row()[...] = values.reshape(-1)
+            block.note(spec, time, step, dtype)
+
+    def _selected_on_device(self, held: Any, mask: Any) -> NDArray[Any]:
+        if mask is not None and mask.device == held.device:
+            return arrays.to_host(held[mask])
+        host = arrays.to_host(held).reshape(-1)
+        return host if self.index is None else host[self.index]
+
+
+@dataclass(slots=True)
+class Series:
+    """Every value of one scalar, timing or counter key in a window; the first `logged` are in the log."""
+
+    spec: Spec
+    step: int | None
+    values: list[float] = field(default_factory=list[float])
+    times: list[int] = field(default_factory=list[int])
+    total: int = 0
+    logged: int = 0
+
+    def append(self, value: float, time: int) -> None:
+        """Add one value; a counter whose sum would leave int64 refuses it."""
+        if self.spec.kind is Kind.COUNTER:
+            total = self.total + int(value)
+            if not -(2**63) <= total < 2**63:
+                raise RecordingError(
+                    f"expected a sum that fits int64 for counter {self.spec.key!r}, got {total}"
+                )
+            self.total = total
+        self.values.append(value)
+        self.times.append(time)
+
+    @property
+    def dtype(self) -> str:
+        """What its values are."""
+        return "int64" if self.spec.kind is Kind.COUNTER else "float64"
+
+    def moments(self, first: int = 0) -> Rows:
+        """Return the moments of the values from `first` on, shape (WORDS,)."""
+        values = self.values[first:]
+        if self.spec.kind is Kind.COUNTER:
+            return moments.of_integers([len(values)], [sum(values)])[0]
+        return moments.of(np.array(values, np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPiece:
+    """A mask as the payload keeps it."""
+
+    record_id: int
+    shape: tuple[int, ...]
+    packed: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.packed.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPiece:
+    """Selected values of several records: row i of `matrix` belongs to record `ids[i]`."""
+
+    ids: NDArray[np.int64]
+    matrix: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.matrix.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPiece:
+    """The values and times (UTC µs) of one scalar record."""
+
+    record_id: int
+    values: list[float]
+    times: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return 16 * len(self.values)
+
+
+Piece = MaskPiece | MatrixPiece | SeriesPiece
+
+
+@dataclass(slots=True)
+class Frame:
+    """The records of one drained window, a column per field, and the pieces of its payload.
+
+    `moments` has shape (len(calls), WORDS); record i has the id `first_id + i`.
+    """
+
+    window: int
+    first_id: int
+    calls: Calls = field(default_factory=Calls)
+    shapes: list[tuple[int, ...]] = field(default_factory=list["tuple[int, ...]"])
+    denominator_ids: list[int] = field(default_factory=list[int])
+    moments: Rows = field(default_factory=lambda: moments.empty(0))
+    pieces: list[Piece] = field(default_factory=list["Piece"])
+    attempt: int | None = None
+    _rows: list[Rows] = field(default_factory=list["Rows"])
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of values and masks waiting to be written."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def add_mask(self, masked: Masked) -> None:
+        """Log a mask; it gets its record id here."""
+        masked.record_id = self._next_id
+        self.calls.add(masked.spec, masked.time, masked.step, "bool")
+        self._place(1, masked.shape, UNLOGGED)
+        self._rows.append(masked.moments())
+        self.pieces.append(MaskPiece(masked.record_id, masked.shape, masked.packed))
+
+    def add_rows(self, masked: Masked, block: RowBlock, rows: Rows, key: str | None = None) -> None:
+        """Log the rows of a block (or of one of its keys) not logged yet; `rows` are the moments of all."""
+        fresh = [i for i in block.of_key(key) if block.ids[i] == UNLOGGED]
+        if not fresh:
+            return
+        first = self._next_id
+        whole = len(fresh) == len(block.calls)
+        self.calls.extend(block.calls if whole else block.calls.take(fresh))
+        self._place(len(fresh), masked.shape, masked.record_id)
+        self._rows.append(rows if whole else rows[fresh])
+        for i, row in enumerate(fresh):
+            block.ids[row] = first + i
+        for part in block.parts() if whole else [np.concatenate(block.parts())[fresh]]:
+            self.pieces.append(MatrixPiece(np.arange(first, first + len(part), dtype=np.int64), part))
+            first += len(part)
+
+    def add_series(self, series: Series) -> None:
+        """Log the values of a series that are not logged yet."""
+        values, times = series.values[series.logged :], series.times[series.logged :]
+        if not values:
+            return
+        self.pieces.append(SeriesPiece(self._next_id, values, times))
+        self.calls.add(series.spec, times[-1], series.step, series.dtype)
+        self._place(1, (len(values),), UNLOGGED)
+        self._rows.append(series.moments(series.logged)[None])
+        series.logged = len(series.values)
+
+    @property
+    def _next_id(self) -> int:
+        return self.first_id + len(self.calls)
+
+    def _place(self, n: int, shape: tuple[int, ...], denominator_id: int) -> None:
+        self.shapes += [shape] * n
+        self.denominator_ids += [denominator_id] * n
+
+    def seal(self, step: int | None) -> None:
+        """Join the moments; give `step` to the records that have none of their own."""
+        self.moments = np.concatenate(self._rows) if self._rows else moments.empty(0)
+        self._rows = []
+        if step is not None:
+            self.calls.steps = [step if own is None else own for own in self.calls.steps]

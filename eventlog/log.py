@@ -1,0 +1,449 @@
+"""The one log of this process: drained windows, export rows and commits go in; nothing of it stops training.
+
+`start` opens it, or the environment does at the first record: every argument of `start` has a variable,
+AREAL_METRICS_DIR, AREAL_METRICS_ROLE, AREAL_METRICS_PAYLOAD, …; AREAL_METRICS_DISABLED=1 turns the log off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import encode, recorder
+from .arrays import as_step
+from .errors import LogError
+from .rundir import Producer, RunDir
+from .schema import Stream
+from .writer import Writer, rivals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .frame import Frame
+    from .writer import Loss
+
+    Fsync = Literal[False, "periodic", "commit"]
+
+COMMIT_SECONDS = 5.0  # how long commit() waits for the disk
+EXPORT_SECONDS = 1.0  # how long an export waits for the records of the window before
+CLOSE_SECONDS = 10.0
+_ROW_BYTES = 300  # what one record weighs in the queue's budget
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a log was started; see `start`."""
+
+    run_dir: str
+    role: str = "main"
+    rank: int | None = None
+    world_size: int | None = None
+    attempt: int | None = None
+    resume_step: int | None = None
+    resume: str = "allow"
+    payload: str = "full"
+    payload_budget: int | None = None
+    fsync: Fsync = False
+
+
+class Log:
+    """The log of one process's lifetime in one run directory.
+
+    Attributes: `run`, `producer`; `attempt` (None while unknown); `leader` (claimed the attempt);
+    `not_durable` (commits that were not on disk within COMMIT_SECONDS).
+    """
+
+    def __init__(self, options: Options, *, warn_of_rivals: bool = True) -> None:
+        self.options = options
+        self.run = _open_run(options)
+        self.producer = _producer(options, self.run)
+        self.leader = False
+        self.not_durable = 0
+        if warn_of_rivals and (others := rivals(self.run, self.producer)):
+            warnings.warn(
+                f"role {options.role!r} rank {self.producer.rank} is recorded by another live process too "
+                f"(session {others[0]}); both are kept, each in files of its own",
+                stacklevel=4,
+            )
+        self.writer = Writer(self.run, self.producer, fsync=options.fsync)
+        self._texts = encode.Texts()
+        self._attempt = options.attempt
+        self._known_attempt = options.attempt is not None
+        self._records_ticket = 0
+        self._commits = 0
+        self._drained: int | None = None
+        self._committed = -1
+        self._ended = False
+        self._lock = threading.Lock()
+
+    # -- attempts ----------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt of what is drained now: given, claimed, learnt, else the highest claim there is."""
+        return self._attempt if self._known_attempt else self.run.newest_attempt()
+
+    def claim_attempt(
+        self,
+        *,
+        config: Mapping[str, Any] | None = None,
+        version_info: Mapping[str, Any] | None = None,
+        resume_step: int | None = None,
+    ) -> int:
+        """Make this process the leader of a new attempt of the run (or of the one it was given)."""
+        info = {
+            "started_us": time.time_ns() // 1000,
+            "host": self.producer.host,
+            "pid": self.producer.pid,
+            "role": self.producer.role,
+            "rank": self.producer.rank,
+            "session": self.producer.session,
+            "resume_step": self.options.resume_step if resume_step is None else as_step(resume_step),
+            "config": dict(config or {}),
+            "version_info": dict(version_info or {}),
+        }
+        self._attempt = self.run.claim_attempt(info, number=self.options.attempt)
+        self._known_attempt = self.leader = True
+        return self._attempt
+
+    def learn_attempt(self, number: int) -> None:
+        """Take over the attempt of the leader an export was shared with; a given attempt stays."""
+        if self.options.attempt is None and not self.leader:
+            self._attempt, self._known_attempt = number, True
+
+    def superseded(self) -> bool:
+        """Whether a newer attempt was claimed: a leader then goes on logging but talks to no backend."""
+        newest = self.run.newest_attempt()
+        return newest is not None and self._attempt is not None and newest > self._attempt
+
+    def end(self, outcome: str, detail: str = "") -> None:
+        """Note how the attempt ended ("finished", "exception", "signal"); the first word stays."""
+        if self.leader and self._attempt is not None and not self._ended:
+            self._ended = True
+            self.run.end_attempt(self._attempt, outcome, detail)
+
+    # -- what goes in ------------------------------------------------------------------------------
+
+    def write(self, frame: Frame) -> None:
+        """Hand over a drained window: its records, then its payload; waits (bounded) for those before."""
+        self.writer.wait(self._records_ticket, EXPORT_SECONDS)
+        frame.attempt = self.attempt
+        with self._lock:
+            self._drained = frame.window
+        if not len(frame):
+            return
+        first, last = frame.first_id, frame.first_id + len(frame) - 1
+        self._records_ticket = self.writer.put(
+            Stream.RECORDS,
+            lambda: [encode.records(frame, self._texts)],
+            window=frame.window,
+            first_id=first,
+            last_id=last,
+            nbytes=_ROW_BYTES * len(frame),
+        )
+        if self.options.payload == "full":
+            self.writer.put(
+                Stream.PAYLOAD,
+                lambda: encode.payload(frame),
+                window=frame.window,
+                first_id=first,
+                last_id=last,
+                nbytes=frame.payload_bytes,
+            )
+
+    def write_export(
+        self,
+        *,
+        export_id: str,
+        members: tuple[int, ...] | None,
+        window: int,
+        window_first: int,
+        step: int | None,
+        reset: bool,
+        outcome: str,
+        tracker: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Note what an export covered and how it ended; called right after its collective."""
+        row = encode.ExportRow(
+            record_id=recorder.reserve_ids(1),
+            time=time.time_ns() // 1000,
+            window=window,
+            step=step,
+            attempt=self.attempt,
+            export_id=export_id,
+            members=members,
+            window_first=window_first,
+            window_last=window,
+            reset=reset,
+            outcome=outcome,
+            tracker=tracker,
+            key=key,
+        )
+        self._records_ticket = self.writer.put(
+            Stream.RECORDS,
+            lambda: [encode.export(row)],
+            first_id=row.record_id,
+            last_id=row.record_id,
+            nbytes=_ROW_BYTES,
+        )
+
+    def commit(
+        self,
+        epoch: int,
+        epoch_step: int,
+        global_step: int,
+        metrics: Sequence[dict[str, float]] = (),
+        *,
+        restored_step: int | None = None,
+        tags: dict[str, Any] | None = None,
+    ) -> bool:
+        """Bind what was drained since this process's last commit to a step; the leader adds its metrics.
+
+        Returns whether the commit and everything before it is written (a SIGKILL cannot take it back);
+        past COMMIT_SECONDS it warns, counts `not_durable` and returns False. `metrics` has one dict per
+        sub-index; `restored_step` is the last_commit_step the logger was restored with.
+        """
+        with self._lock:
+            first, last = self._committed + 1, self._drained
+            if last is None or last < first:
+                first = last = None
+            else:
+                self._committed = last
+            number, self._commits = self._commits, self._commits + 1
+        made = encode.Commit(
+            number=number,
+            time=time.time_ns() // 1000,
+            attempt=self.attempt,
+            leader=self.leader,
+            restored_step=restored_step,
+            epoch=epoch,
+            epoch_step=epoch_step,
+            global_step=global_step,
+            window_first=first,
+            window_last=last,
+            metrics=tuple(metrics),
+            tags=tags,
+        )
+        rows = 1 + sum(map(len, made.metrics))
+        ticket = self.writer.put(
+            Stream.COMMITS,
+            lambda: [encode.commit(made)],
+            window=number,
+            first_id=number,
+            last_id=number,
+            nbytes=_ROW_BYTES * rows,
+        )
+        return self._durable(ticket, global_step)
+
+    def _durable(self, ticket: int, step: int) -> bool:
+        if self.writer.wait(ticket, COMMIT_SECONDS):
+            return True
+        self.not_durable += 1
+        warnings.warn(
+            f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got no answer yet "
+            f"({self.not_durable} such commits): {self.run.path}",
+            stacklevel=4,
+        )
+        return False
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def losses(self) -> list[Loss]:
+        """Return what did not reach the disk so far."""
+        return self.writer.losses()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Write what is queued; False when that took longer than `timeout` seconds. May be called twice."""
+        return self.writer.close(timeout)
+
+
+def _open_run(options: Options) -> RunDir:
+    if options.resume not in ("allow", "must", "never"):
+        raise LogError(f"expected resume to be allow, must or never, got {options.resume!r}")
+    if options.payload not in ("full", "off"):
+        raise LogError(f"expected payload to be full or off, got {options.payload!r}")
+    if options.fsync not in (False, "periodic", "commit"):
+        raise LogError(f"expected fsync to be False, 'periodic' or 'commit', got {options.fsync!r}")
+    if options.resume == "must":
+        return RunDir.open(options.run_dir)
+    run = RunDir.create(options.run_dir)
+    if options.resume == "never" and run.attempts():
+        raise LogError(f"expected no earlier attempt (resume='never'), got {len(run.attempts())}: {run.path}")
+    return run
+
+
+def _producer(options: Options, run: RunDir) -> Producer:
+    rank, world_size = place_in_world(options.rank, options.world_size)
+    session = uuid.uuid4().hex
+    return Producer(
+        run=run.id,
+        session=session,
+        role=options.role,
+        rank=rank,
+        world=_world(options.role, world_size) if world_size > 1 else session,
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_us=time.time_ns() // 1000,
+    )
+
+
+def place_in_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return (rank, world size): given, of torch.distributed, RANK and WORLD_SIZE, else (0, 1)."""
+    if rank is not None:
+        return as_step(rank), 1 if world_size is None else as_step(world_size)
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _world(role: str, world_size: int) -> str:
+    """Name the world of ranks this process was launched in, alike in all of them."""
+    launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    if not any(launch):
+        launch = [socket.gethostname(), str(os.getppid())]
+    text = "\n".join([*launch, role, str(world_size)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+# -- the log of this process -----------------------------------------------------------------------
+
+_current: Log | None = None
+_after_fork: Options | None = None
+_environment_read = False
+_lock = threading.RLock()
+
+
+def start(
+    run_dir: str | os.PathLike[str],
+    role: str = "main",
+    rank: int | None = None,
+    world_size: int | None = None,
+    attempt: int | None = None,
+    resume_step: int | None = None,
+    resume: str = "allow",
+    payload: str = "full",
+    payload_budget: int | None = None,
+    fsync: Fsync = False,
+) -> Log:
+    """Start the log of this process in `run_dir`, which is created when it does not exist.
+
+    `role` and `rank` name the producer (rank and world size from torch.distributed or RANK and WORLD_SIZE
+    where not given); `attempt` and `resume_step` say what a restart is where the caller knows; `resume`
+    must | never insists on an existing run or a new one; `payload` "full" keeps every selected value,
+    "off" the moments alone; `fsync` False survives a killed process, "periodic" and "commit" a dead node.
+    """
+    options = Options(
+        os.fspath(run_dir),
+        role,
+        rank,
+        world_size,
+        None if attempt is None else as_step(attempt),
+        None if resume_step is None else as_step(resume_step),
+        resume,
+        payload,
+        payload_budget,
+        fsync,
+    )
+    with _lock:
+        if _current is not None:
+            raise LogError(f"expected no started log, got one (stop it first): {_current.run.path}")
+        return _install(Log(options))
+
+
+def stop() -> None:
+    """Write what is queued and end the log; without a started log nothing happens."""
+    global _current
+    with _lock:
+        log, _current = _current, None
+    if log is not None:
+        log.end("finished")
+        log.close()
+
+
+def current() -> Log | None:
+    """Return the started log; the environment may start it here. None: nothing is logged."""
+    if _current is not None:
+        return _current
+    with _lock:
+        if _current is None and _after_fork is not None:
+            return _install(Log(_after_fork, warn_of_rivals=False))
+        if _current is None and not _environment_read:
+            return _start_from_environment()
+        return _current
+
+
+def _install(log: Log) -> Log:
+    global _current, _after_fork
+    _current, _after_fork = log, None
+    _chain_sigterm()
+    return log
+
+
+def _start_from_environment() -> Log | None:
+    global _environment_read
+    _environment_read = True
+    env = {name: os.environ.get(f"AREAL_METRICS_{name}") for name in _VARIABLES}
+    if env["DISABLED"] not in (None, "", "0") or not env["DIR"]:
+        return None
+    integers = {name.lower(): as_step(float(env[name] or 0)) for name in _INTEGERS if env[name]}
+    texts = {name.lower(): env[name] for name in ("ROLE", "RESUME", "PAYLOAD") if env[name]}
+    fsync = env["FSYNC"] if env["FSYNC"] in ("periodic", "commit") else False
+    return start(env["DIR"], fsync=fsync, **texts, **integers)  # pyright: ignore[reportArgumentType]
+
+
+_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP", "PAYLOAD_BUDGET")
+_VARIABLES = ("DIR", "DISABLED", "ROLE", "RESUME", "PAYLOAD", "FSYNC", *_INTEGERS)
+
+
+def _drain_at_exit() -> None:
+    log = _current
+    if log is None or log.producer.pid != os.getpid():
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        log.end("exception", f"{type(error).__name__}: {error}"[:500])
+    stop()
+
+
+def _chain_sigterm() -> None:
+    """Drain on SIGTERM, but only where nobody else handles it."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number: int, _frame: object) -> None:
+    log = _current
+    if log is not None:
+        log.end("signal", signal.Signals(number).name)
+        log.close()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _forget_in_child() -> None:
+    """After a fork: the parent's queue and files are the parent's; the child gets a session of its own."""
+    global _current, _after_fork, _lock
+    _lock = threading.RLock()
+    if _current is not None:
+        _current.writer.abandon()
+        _after_fork, _current = _current.options, None
+
+
+atexit.register(_drain_at_exit)
+os.register_at_fork(after_in_child=_forget_in_child)

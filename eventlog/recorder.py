@@ -1,0 +1,289 @@
+"""The recording verbs of one tracker, and `drain`, which takes what was recorded since the last export.
+
+Recording never communicates and never waits for a device. A call is checked as a whole before anything of it
+is recorded: a refused call records nothing. A recorder may be used from any thread and task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import arrays, moments, scope
+from .errors import RecordingError, RecordingTypeError
+from .frame import UNLOGGED, Frame, Masked, Series, Spec
+from .reduction import Kind, ReduceType, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from .moments import Rows
+
+TIMING_PREFIX = "timeperf/"
+_INTERNED_AT_MOST = 1 << 16
+_SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
+
+_ids_lock = threading.Lock()
+_next_id = 0
+_windows = itertools.count()
+_process_step: int | None = None
+
+
+class Recorder:
+    """What one tracker recorded since the last export; `name` "" is the default tracker."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self._root = scope.part(name) if name else ""
+        self._step: int | None = None
+        self._specs: dict[tuple[Any, ...], Spec] = {}
+        self._spread: dict[str, Spread] = {}
+        self._expected: dict[Spec, int] = {}
+        self._current: dict[str, Masked] = {}
+        self.masks: list[Masked] = []
+        self.series: dict[tuple[Spec, int | None], Series] = {}
+        self.kept_since: int | None = None  # the first window of what exports without reset left here
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def full_key(self, key: str) -> str:
+        """Return the key as it is recorded now: tracker, scope, key."""
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RecordingTypeError(f"expected a key (str), got {type(key).__name__} {key!r}")
+        stripped = key.strip("/")
+        if not stripped:
+            raise RecordingError(f"expected a non-empty key, got {key!r}")
+        return self._root + scope.prefix(self) + stripped
+
+    def _spec(
+        self,
+        key: str,
+        kind: Kind,
+        reduce_type: ReduceType | None,
+        denominator: str | None = None,
+        label: str | None = None,
+    ) -> Spec:
+        identity = (key, kind, reduce_type, denominator, label)
+        spec = self._specs.get(identity)
+        if spec is None:
+            spread = self._spread.get(key, Spread.SHARDS)
+            spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread)
+            self._specs[identity] = spec
+        return spec
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Record under `name/` inside the block."""
+        return scope.scope(self, name)
+
+    def no_scope(self) -> AbstractContextManager[None]:
+        """Record without any scope inside the block."""
+        return scope.no_scope(self)
+
+    def declare(self, keys: Iterable[str], spread: Spread) -> None:
+        """State how the values of keys lie on the ranks, from now on."""
+        names = [self.full_key(key) for key in keys]
+        with self.lock:
+            self._spread.update(dict.fromkeys(names, spread))
+            for identity in [i for i in self._specs if i[0] in names]:
+                del self._specs[identity]
+
+    def set_step(self, step: Any) -> None:
+        """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
+        self._step = None if step is None else arrays.as_step(step)
+
+    def _now(self) -> tuple[int, int | None]:
+        """Return the time of a call (UTC µs) and its step."""
+        return time.time_ns() // 1000, _process_step if self._step is None else self._step
+
+    # -- verbs -------------------------------------------------------------------------------------
+
+    def denominator(self, masks: Mapping[str, Any], label: str | None = None) -> None:
+        """Register masks (non-empty bool tensors); stats recorded later bind to them by name."""
+        checked = [(full := self.full_key(key), arrays.as_mask(mask, full)) for key, mask in masks.items()]
+        now, step = self._now()
+        fresh = [
+            (key, mask, self._spec(key, Kind.DENOMINATOR, ReduceType.SUM, None, label))
+            for key, mask in checked
+        ]
+        with self.lock:
+            for key, mask, spec in fresh:
+                masked = Masked(spec, mask, now, step)
+                self.masks.append(masked)
+                self._current[key] = masked
+
+    def stat(
+        self,
+        denominator: str,
+        tensors: Mapping[str, Any],
+        reduce_type: ReduceType = ReduceType.AVG_MIN_MAX,
+        label: str | None = None,
+    ) -> None:
+        """Record floating tensors of the denominator's shape under its current mask."""
+        if reduce_type is ReduceType.SCALAR:
+            raise RecordingError(
+                "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
+            )
+        name = self.full_key(denominator)
+        now, step = self._now()
+        with self.lock:
+            masked = self._current.get(name)
+            if masked is None:
+                known = ", ".join(map(repr, sorted(self._current))) or "none"
+                raise RecordingError(
+                    f"expected a registered denominator, got {name!r}; registered now: {known}"
+                )
+            shape = masked.shape
+            checked = [
+                (full := self.full_key(key), arrays.as_values(value, full, shape), arrays.dtype_name(value))
+                for key, value in tensors.items()
+            ]
+            for key, values, dtype in checked:
+                spec = self._spec(key, Kind.STAT, reduce_type, name, label)
+                masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
+
+    def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
+        """Append numbers; exported as their mean and count."""
+        checked = [
+            (full := self.full_key(key), arrays.as_scalar(value, full)) for key, value in values.items()
+        ]
+        self._append(Kind.SCALAR, checked, label)
+
+    def timing(self, key: str, seconds: float) -> None:
+        """Append a duration in seconds under "timeperf/", whatever the scope and tracker."""
+        self._append(Kind.TIMING, [(TIMING_PREFIX + key.strip("/"), seconds)], None)
+
+    def counter(self, values: Mapping[str, Any], label: str | None = None) -> None:
+        """Add integers; exported as their exact sum over calls and ranks."""
+        checked = [
+            (full := self.full_key(key), arrays.as_increment(value, full)) for key, value in values.items()
+        ]
+        self._append(Kind.COUNTER, checked, label)
+
+    def _append(self, kind: Kind, values: Sequence[tuple[str, float]], label: str | None) -> None:
+        now, step = self._now()
+        with self.lock:
+            for key, value in values:
+                spec = self._spec(key, kind, _SERIES_TYPES[kind], None, label)
+                series = self.series.get((spec, step))
+                if series is None:
+                    series = self.series[spec, step] = Series(spec, step)
+                series.append(value, now)
+
+    # -- drain -------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop everything recorded; remember how many rows each mask had, to size the next window."""
+        if len(self._specs) > _INTERNED_AT_MOST:  # keys made up anew each step must not pile up
+            self._specs, self._expected = {}, {}
+        for masked in self.masks:
+            self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
+        self.masks, self.series, self._current, self.kept_since = [], {}, {}, None
+
+    def forget_key(self, key: str) -> None:
+        """Drop one key; a denominator stays usable by the stats of other keys."""
+        for masked in self.masks:
+            masked.counted = masked.counted or masked.spec.key == key
+            for block in masked.blocks.values():
+                if block.of_key(key):
+                    block.drop_key(key)
+        self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
+
+
+def set_step(step: Any) -> None:
+    """Give what all trackers of the process record from now on a step; None: leave it to the commit."""
+    global _process_step
+    _process_step = None if step is None else arrays.as_step(step)
+
+
+@dataclass(slots=True)
+class Drained:
+    """What an export covers: `frame` is new to the log, `specs` and `rows` are everything to be reduced."""
+
+    frame: Frame
+    specs: list[Spec]
+    rows: Rows
+    first_window: int  # before the frame's own when earlier exports did not reset
+
+
+def drain(
+    recorders: Iterable[Recorder], *, key: str | None = None, reset: bool = True, step: int | None = None
+) -> Drained:
+    """Take what the recorders hold (all of it, or one full key) as the next window of this process."""
+    with ExitStack() as held:
+        chosen = list(recorders)
+        for recorder in chosen:
+            held.enter_context(recorder.lock)
+        frame = Frame(next(_windows), _ids_for(chosen))
+        specs, rows = _collect(chosen, frame, key)
+        frame.seal(step)
+        since = [frame.window, *(r.kept_since for r in chosen if r.kept_since is not None)]
+        for recorder in chosen:
+            _release(recorder, key, reset, frame.window)
+    return Drained(frame, specs, np.concatenate(rows) if rows else moments.empty(0), min(since))
+
+
+def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:
+    if not reset:
+        recorder.kept_since = window if recorder.kept_since is None else recorder.kept_since
+    elif key is None:
+        recorder.forget()
+    else:
+        recorder.forget_key(key)
+
+
+def _ids_for(recorders: list[Recorder]) -> int:
+    """Return the first of enough record ids; ids are never reused, gaps are allowed."""
+    n = 0
+    for recorder in recorders:
+        n += len(recorder.series) + len(recorder.masks)
+        n += sum(len(m.pending) + sum(len(b.calls) for b in m.blocks.values()) for m in recorder.masks)
+    return reserve_ids(n)
+
+
+def reserve_ids(n: int) -> int:
+    """Take n record ids of this process; returns the first."""
+    global _next_id
+    with _ids_lock:
+        first, _next_id = _next_id, _next_id + n
+    return first
+
+
+def _collect(recorders: list[Recorder], frame: Frame, key: str | None) -> tuple[list[Spec], list[Rows]]:
+    specs: list[Spec] = []
+    rows: list[Rows] = []
+    for recorder in recorders:
+        for masked in recorder.masks:
+            _collect_masked(masked, frame, key, specs, rows)
+        for series in recorder.series.values():
+            if key is None or series.spec.key == key:
+                frame.add_series(series)
+                specs.append(series.spec)
+                rows.append(series.moments()[None])
+    return specs, rows
+
+
+def _collect_masked(
+    masked: Masked, frame: Frame, key: str | None, specs: list[Spec], rows: list[Rows]
+) -> None:
+    masked.settle()
+    blocks = [block for block in masked.blocks.values() if block.of_key(key)]
+    own = (key is None or masked.spec.key == key) and not masked.counted
+    if (blocks or own) and masked.record_id == UNLOGGED:
+        frame.add_mask(masked)
+    if own:
+        specs.append(masked.spec)
+        rows.append(masked.moments())
+    for block in blocks:
+        found = block.moments()
+        frame.add_rows(masked, block, found, key)
+        chosen = block.of_key(key)
+        specs += block.calls.specs if key is None else [block.calls.specs[i] for i in chosen]
+        rows.append(found if key is None else found[chosen])

@@ -1,0 +1,382 @@
+"""Names inside a run directory; creating, opening and joining one; attempts and who claimed them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
+from .manifest import create_json, read_json, write_json
+from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OUTCOMES: Final = ("finished", "exception", "signal")
+_OWN_ENTRIES: Final = {"run.json", "attempts", "events", "commits", "cursors", "tables", "tensorboard"}
+_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_ATTEMPT_FILE = re.compile(r"(\d{4,9})\.json")
+_SEGMENT_FILE = re.compile(
+    r"(\d{8}T\d{6}\.\d{6}Z)-([0-9a-f]{32})\.(?:(records|payload)\.)?(\d{4,9})\.(arrows|idx)"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_START_FORMAT: Final = "%Y%m%dT%H%M%S.%fZ"
+
+
+def now_us() -> int:
+    """Return the time, UTC microseconds."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something of a run that could not be used; everything else of it can."""
+
+    path: Path
+    reason: str
+    frame: int | None = None  # its place in the index: record 0 is the schema's
+    offset: int | None = None  # in the file, bytes
+
+    def __str__(self) -> str:
+        """One line, path last."""
+        frame = "" if self.frame is None else f", frame {self.frame}"
+        offset = "" if self.offset is None else f", offset {self.offset}"
+        return f"{self.reason}{frame}{offset}: {self.path}"
+
+
+class Problems:
+    """The problems found so far, at most one a place; a place that turns out readable is taken back."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Path, int | None], Problem] = {}
+
+    def add(self, problem: Problem) -> None:
+        """Note a problem; the first one of a place stands."""
+        self._found.setdefault((problem.path, problem.frame), problem)
+
+    def clear(self, path: Path, frame: int | None = None) -> None:
+        """Take back what was noted about a place: what was being written then has arrived."""
+        if self._found:
+            self._found.pop((path, frame), None)
+
+    def __iter__(self) -> Iterator[Problem]:
+        """In the order in which they were found."""
+        return iter(list(self._found.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One lifetime of a run: who claimed it, where it resumed, how it ended."""
+
+    number: int
+    started_us: int = 0
+    host: str = ""
+    pid: int = 0
+    role: str = ""
+    rank: int = 0
+    session: str = ""
+    resume_step: int | None = None
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    version_info: dict[str, Any] = field(default_factory=dict[str, Any])
+    outcome: str | None = None  # "finished", "exception: …", "signal: …"; None: running, or killed
+    ended_us: int | None = None
+
+
+_ATTEMPT_FIELDS: Final = tuple(f.name for f in fields(Attempt))
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """One recording process."""
+
+    run: str
+    session: str  # 32 hexadecimal digits, its process lifetime
+    role: str
+    rank: int
+    world: str
+    world_size: int
+    host: str
+    pid: int
+    started_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """The two files of a segment: `data` is the Arrow stream, `index` what seals its frames."""
+
+    folder: Path
+    stream: Stream
+    role: str
+    rank: int
+    started_us: int
+    session: str
+    number: int
+
+    @property
+    def stem(self) -> str:
+        """The common part of both names."""
+        start = (_EPOCH + timedelta(microseconds=self.started_us)).strftime(_START_FORMAT)
+        kind = "" if self.stream is Stream.COMMITS else f"{self.stream.name.lower()}."
+        return f"{start}-{self.session}.{kind}{self.number:04d}"
+
+    @property
+    def data(self) -> Path:
+        """The Arrow stream."""
+        return self.folder / f"{self.stem}.arrows"
+
+    @property
+    def index(self) -> Path:
+        """The index."""
+        return self.folder / f"{self.stem}.idx"
+
+    @property
+    def order(self) -> tuple[str, int, int, str, int, int]:
+        """Sorting key: producers in (role, rank, start, session) order, then stream, then number."""
+        return (self.role, self.rank, self.started_us, self.session, self.stream, self.number)
+
+
+def _start_us(text: str) -> int | None:
+    try:
+        start = datetime.strptime(text, _START_FORMAT).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return (start - _EPOCH) // timedelta(microseconds=1)
+
+
+def check_role(role: str) -> str:
+    """Return the role; LogError when it cannot be part of a file name."""
+    if not _ROLE.fullmatch(role) or ".." in role:
+        raise LogError(
+            f"expected a role of letters, digits, '_', '.' or '-' (at most 128, no '..'), got {role!r}"
+        )
+    return role
+
+
+class RunDir:
+    """A run directory. `manifest` is what run.json says, None when only frames are left of the run."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any] | None) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.found = Problems()
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunDir:
+        """Create a run, or join the one that is there.
+
+        NotARunError when other things lie there, ManifestError and FormatVersionError as `open`.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+            if "run.json" not in names:
+                if (foreign := names - _OWN_ENTRIES) and not names & {"events", "commits"}:
+                    raise NotARunError(
+                        f"expected a run or an empty directory, got {min(foreign)!r} in it: {path}"
+                    )
+                born = {
+                    "id": uuid.uuid4().hex,
+                    "format": [FORMAT_MAJOR, FORMAT_MINOR],
+                    "created_us": now_us(),
+                }
+                create_json(path / "run.json", born)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotARunError(f"expected a directory, got a file: {path}") from error
+        except OSError as error:
+            raise RunDirectoryError(
+                f"expected a directory to write to, got {error.strerror}: {path}"
+            ) from error
+        return cls(path, _settled_manifest(path / "run.json"))
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """Open a run for reading: frames alone are enough, a damaged manifest beside them is a problem.
+
+        NotARunError when nothing of a run is there, FormatVersionError when it is of a newer major version.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise NotARunError(
+                f"expected a run directory, got {'a file' if path.exists() else 'nothing'}: {path}"
+            )
+        has_frames = (path / "events").is_dir() or (path / "commits").is_dir()
+        if not (path / "run.json").exists():
+            if not has_frames:
+                raise NotARunError(f"expected a run directory, got neither run.json nor events in it: {path}")
+            return cls(path, None)
+        try:
+            return cls(path, _manifest(path / "run.json"))
+        except ManifestError as error:
+            if not has_frames:
+                raise
+            run = cls(path, None)
+            run.found.add(Problem(path / "run.json", str(error).rsplit(": ", 1)[0]))
+            return run
+
+    @property
+    def id(self) -> str:
+        """The run's id; without a manifest the directory's name stands in."""
+        return str(self.manifest["id"]) if self.manifest else f"unknown-{self.path.resolve().name}"
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What could not be used of the run, as far as it was looked at."""
+        return list(self.found)
+
+    # Attempts
+
+    def attempts(self) -> list[Attempt]:
+        """Return every readable attempt in order; the others become problems."""
+        found: list[Attempt] = []
+        for number in self._attempt_numbers():
+            path = self._attempt_path(number)
+            try:
+                data = read_json(path)
+            except ManifestError as error:
+                self.found.add(Problem(path, str(error).rsplit(": ", 1)[0]))
+                continue
+            data["number"] = number
+            found.append(
+                Attempt(**{name: data[name] for name in _ATTEMPT_FIELDS if data.get(name) is not None})
+            )
+        return found
+
+    def newest_attempt(self) -> int | None:
+        """Return the highest claimed number; one look at the directory."""
+        return max(self._attempt_numbers(), default=None)
+
+    def claim_attempt(self, info: dict[str, Any]) -> int:
+        """Claim the next number for the caller and return it; no two processes get the same.
+
+        `info` holds fields of `Attempt`; start, host and pid are filled in when they are missing.
+        RunDirectoryError when the directory cannot be written.
+        """
+        claim = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
+        number = -1 if (newest := self.newest_attempt()) is None else newest
+        try:
+            (self.path / "attempts").mkdir(exist_ok=True)
+            while True:
+                number += 1
+                if create_json(self._attempt_path(number), {**claim, "number": number}):
+                    return number
+        except OSError as error:
+            raise RunDirectoryError(
+                f"expected to claim attempt {number}, got {error.strerror}: {self.path}"
+            ) from error
+
+    def end_attempt(self, number: int, outcome: str, detail: str = "") -> None:
+        """Say how one's own attempt ended: "finished", "exception" or "signal". The first ending stands.
+
+        ManifestError when the claim has become unreadable, OSError when it cannot be rewritten.
+        """
+        if outcome not in OUTCOMES:
+            raise LogError(f"expected an outcome of {', '.join(OUTCOMES)}, got {outcome!r}")
+        data = read_json(self._attempt_path(number))
+        if data.get("outcome") is None:
+            text = f"{outcome}: {detail}" if detail else outcome
+            write_json(self._attempt_path(number), {**data, "outcome": text, "ended_us": now_us()})
+
+    def _attempt_path(self, number: int) -> Path:
+        return self.path / "attempts" / f"{number:04d}.json"
+
+    def _attempt_numbers(self) -> list[int]:
+        try:
+            names = [entry.name for entry in (self.path / "attempts").iterdir()]
+        except OSError:
+            return []
+        return sorted(int(match[1]) for name in names if (match := _ATTEMPT_FILE.fullmatch(name)))
+
+    # Segments
+
+    def producer_dir(self, stream: Stream, role: str, rank: int) -> Path:
+        """Return where the segments of a producer lie; LogError for a role or rank that cannot be a name."""
+        if rank < 0:
+            raise LogError(f"expected a rank of 0 or more, got {rank}")
+        root = "commits" if stream is Stream.COMMITS else "events"
+        return self.path / root / f"{check_role(role)}-{rank}"
+
+    def segment(self, stream: Stream, producer: Producer, number: int) -> SegmentFile:
+        """Return the files of a producer's segment; nothing is created."""
+        folder = self.producer_dir(stream, producer.role, producer.rank)
+        return SegmentFile(
+            folder, stream, producer.role, producer.rank, producer.started_us, producer.session, number
+        )
+
+    def segments(self, *streams: Stream) -> list[SegmentFile]:
+        """Return the segments that are there now, all or those of some streams, producer by producer."""
+        roots = [root for root, kinds in _ROOTS.items() if not streams or kinds & set(streams)]
+        found = {
+            name for root in roots for folder in self._folders(root) for name in self._named(folder, root)
+        }
+        return sorted((s for s in found if not streams or s.stream in streams), key=lambda s: s.order)
+
+    def segments_of(self, role: str, rank: int) -> list[SegmentFile]:
+        """Return the events segments of every session of one role and rank."""
+        folder = self.producer_dir(Stream.RECORDS, role, rank)
+        return sorted(set(self._named(folder, "events")), key=lambda s: s.order)
+
+    def _folders(self, root: str) -> Iterator[Path]:
+        try:
+            folders = sorted((self.path / root).iterdir())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.found.add(Problem(self.path / root, f"cannot be listed: {error.strerror}"))
+            return
+        yield from (folder for folder in folders if not folder.name.startswith("."))
+
+    def _named(self, folder: Path, root: str) -> Iterator[SegmentFile]:
+        role, _, rank = folder.name.rpartition("-")
+        try:
+            names = [entry.name for entry in folder.iterdir()]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.found.add(Problem(folder, f"cannot be listed: {error.strerror}"))
+            return
+        for name in names:
+            match = _SEGMENT_FILE.fullmatch(name)
+            start = _start_us(match[1]) if match else None
+            if not match or start is None or bool(match[3]) is (root == "commits") or not rank.isdecimal():
+                if name.endswith((".arrows", ".idx")):
+                    self.found.add(Problem(folder / name, "is not named like a segment: not read"))
+                continue
+            stream = Stream[match[3].upper()] if match[3] else Stream.COMMITS
+            yield SegmentFile(folder, stream, role, int(rank), start, match[2], int(match[4]))
+
+
+_ROOTS: Final = {"events": {Stream.RECORDS, Stream.PAYLOAD}, "commits": {Stream.COMMITS}}
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path)
+    version = manifest.get("format")
+    if (
+        not isinstance(version, list)
+        or not version
+        or not isinstance(version[0], int)
+        or "id" not in manifest
+    ):
+        raise ManifestError(f"expected a run's id and format version, got {sorted(manifest)}: {path}")
+    if version[0] > FORMAT_MAJOR:
+        got = ".".join(map(str, version))
+        raise FormatVersionError(f"expected format {FORMAT_MAJOR}.x, got {got} of a newer release: {path}")
+    return manifest
+
+
+def _settled_manifest(path: Path) -> dict[str, Any]:
+    # Where links do not exist, the process that creates the file may still be writing it.
+    for _ in range(20):
+        try:
+            return _manifest(path)
+        except ManifestError:
+            time.sleep(0.05)
+    return _manifest(path)

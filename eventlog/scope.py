@@ -1,0 +1,56 @@
+"""Scopes: the prefix under which keys are recorded, one path per tracker, in a context variable.
+
+A scope belongs to the task or thread that opened it: asyncio tasks inherit the path of their creator and
+change only their own; threads start without one.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from .errors import RecordingError, RecordingTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+_PATHS: ContextVar[Mapping[object, str]] = ContextVar("areal_metrics_scopes", default={})  # noqa: B039 (never mutated)
+
+
+def prefix(recorder: object) -> str:
+    """Return the current path of a recorder, "" or ending in "/"."""
+    return _PATHS.get().get(recorder, "")
+
+
+@contextmanager
+def scope(recorder: object, name: str) -> Generator[None]:
+    """Record under `name` inside the block; nested scopes join with "/"."""
+    with _path(recorder, prefix(recorder) + part(name)):
+        yield
+
+
+@contextmanager
+def no_scope(recorder: object) -> Generator[None]:
+    """Record without any prefix inside the block."""
+    with _path(recorder, ""):
+        yield
+
+
+@contextmanager
+def _path(recorder: object, path: str) -> Generator[None]:
+    token = _PATHS.set({**_PATHS.get(), recorder: path})
+    try:
+        yield
+    finally:
+        _PATHS.reset(token)
+
+
+def part(name: str) -> str:
+    """Return a scope's contribution to the path: stripped of slashes, ending in one."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RecordingTypeError(f"expected a scope name (str), got {type(name).__name__} {name!r}")
+    stripped = name.strip("/")
+    if not stripped:
+        raise RecordingError(f"expected a non-empty scope name, got {name!r}")
+    return stripped + "/"

@@ -1,0 +1,126 @@
+"""What a target has acknowledged: one small file per backend and target, replaced atomically.
+
+A cursor is a hint: where a target can say what it holds, its own answer wins. It tells a row that was told
+before (skipped) from one that came too late for an append-only target (withheld).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
+
+from eventlog.errors import ManifestError, RunDirectoryError
+from eventlog.manifest import read_json, write_json
+
+from .steps import newest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .steps import Row
+
+_log = logging.getLogger("areal_metrics.replay")
+
+
+@dataclass(slots=True)
+class Cursor:
+    """What one target of one backend has acknowledged.
+
+    `acknowledged` holds per attempt the commit time (Unix seconds) of the newest row the target took;
+    `withheld` counts rows that it could no longer take; `run_id` is the target's own name for the run.
+    """
+
+    backend: str
+    target: str
+    last_step: int | None = None
+    acknowledged: dict[int, float] = field(default_factory=dict[int, float])
+    withheld: int = 0
+    run_id: str | None = None
+
+    def took(self, row: Row) -> None:
+        """Note that the target acknowledged a row."""
+        self.last_step = row.step if self.last_step is None else max(self.last_step, row.step)
+        self.acknowledged = newest(self.acknowledged, row.commits)
+
+    def knows(self, row: Row) -> bool:
+        """Whether every commit in the row is one the target has acknowledged, as far as is known."""
+        return all(time <= self.acknowledged.get(attempt, -1.0) for attempt, time in row.commits.items())
+
+
+class CursorStore(Protocol):
+    """Where one cursor is kept."""
+
+    def load(self, *, required: bool = False) -> Cursor:
+        """Return the kept cursor, or a new one."""
+        ...
+
+    def save(self, cursor: Cursor) -> None:
+        """Keep it."""
+        ...
+
+
+class CursorFile:
+    """The file of one cursor, `<folder>/<backend>-<hash of target>.json`; the folder is created when needed."""
+
+    def __init__(self, folder: Path, backend: str, target: str) -> None:
+        self.path = folder / f"{backend}-{hashlib.blake2b(target.encode(), digest_size=8).hexdigest()}.json"
+        self._backend = backend
+        self._target = target
+
+    def load(self, *, required: bool = False) -> Cursor:
+        """Return the stored cursor, or a new one when there is none.
+
+        A damaged file is passed over with a warning; with `required` (the target cannot say itself what it
+        holds) it raises ManifestError, since guessing might tell things twice.
+        """
+        if not self.path.exists():
+            return Cursor(self._backend, self._target)
+        try:
+            data = read_json(self.path)
+            return _parse(data, self.path)
+        except ManifestError:
+            if required:
+                raise
+            _log.warning("a damaged cursor is passed over, the target is asked instead: %s", self.path)
+            return Cursor(self._backend, self._target)
+
+    def save(self, cursor: Cursor) -> None:
+        """Replace the file; RunDirectoryError when that is not possible."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, asdict(cursor))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"expected to write the cursor of {self._backend} (another folder can be given as cursors), "
+                f"got {error.strerror}: {self.path}"
+            ) from error
+
+
+class CursorInMemory:
+    """The cursor of a target that ends with this process; it is forgotten with its backend."""
+
+    _kept: ClassVar[WeakKeyDictionary[Any, Cursor]] = WeakKeyDictionary()
+
+    def __init__(self, owner: object, backend: str, target: str) -> None:
+        self._owner = owner
+        self._new = Cursor(backend, target)
+
+    def load(self, *, required: bool = False) -> Cursor:
+        """Return the kept cursor, or a new one."""
+        del required
+        return self._kept.get(self._owner, self._new)
+
+    def save(self, cursor: Cursor) -> None:
+        """Keep it."""
+        self._kept[self._owner] = cursor
+
+
+def _parse(data: dict[str, Any], path: Path) -> Cursor:
+    try:
+        acknowledged = {int(attempt): float(time) for attempt, time in data.pop("acknowledged").items()}
+        return Cursor(acknowledged=acknowledged, **data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ManifestError(f"expected a cursor, got {error}: {path}") from error

@@ -1,0 +1,141 @@
+"""The step gate: merges rows into one call per step and decides what a target may be told. Pure; no clock, no I/O.
+
+A step is *open* while further rows may still be merged into it. It closes at a row of a later step, at `close()`,
+or once nothing came for `wait` seconds. A row whose step the target can no longer take is *withheld*: counted
+here, kept in the log. Live logging and replay use this same gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_WAIT = 2.0
+"""Seconds without a further row after which a step closes."""
+
+
+class Order(Enum):
+    """Which steps a target takes after those it already holds."""
+
+    ANY = "any"  # every step at any time, also again
+    FORWARD = "forward"  # never a lower step; the newest step may still get new keys
+    STRICT = "strict"  # each call needs a higher step than the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The metrics of one commit or, when it comes out of the gate, of one step.
+
+    `time` (Unix seconds) is that of the step's first commit. `commits` says which commits a target has
+    acknowledged once it took the row: per attempt (-1: unknown) the time of the newest.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    time: float
+    commits: Mapping[int, float] = field(default_factory=dict)
+
+
+class Gate:
+    """Rows in, in the order of their commits; closed steps out, in an order the target takes.
+
+    `last_step` is the highest step that the target holds already. Times given as `now` are seconds of any one
+    clock that does not go back.
+    """
+
+    def __init__(self, order: Order = Order.STRICT, *, last_step: int | None = None, wait: float = DEFAULT_WAIT) -> None:
+        self.order = order
+        self.withheld = 0
+        """Rows of which at least one value was held back."""
+        self.replaced = 0
+        """Values that a later commit of the same step overwrote before the step closed."""
+        self._wait = wait
+        self._last = last_step
+        self._told: set[str] | None = None if last_step is not None else set()  # keys of the last step; None: unknown
+        self._open: Row | None = None
+        self._touched = 0.0
+
+    @property
+    def floor(self) -> int | None:
+        """The step below which nothing is taken any more; None while everything is."""
+        if self.order is Order.ANY:
+            return None
+        return self._last if self._open is None else self._open.step
+
+    def raise_floor(self, step: int) -> None:
+        """Take steps up to `step` as told already, by whoever wrote before."""
+        if self.order is not Order.ANY and self._open is None and (self._last is None or step > self._last):
+            self._last, self._told = step, None
+
+    def put(self, row: Row, now: float = 0.0) -> list[Row]:
+        """Take one commit's metrics; return the steps that this closes, oldest first."""
+        closed = self._close_for(row.step)
+        admitted = self._admit(row)
+        if len(admitted) < len(row.metrics):
+            self.withheld += 1
+        if admitted:
+            self._merge(row, admitted)
+            self._touched = now
+        return closed
+
+    def due(self) -> float | None:
+        """Return when the open step closes if nothing more comes; None when no step is open."""
+        return None if self._open is None else self._touched + self._wait
+
+    def tick(self, now: float) -> list[Row]:
+        """Return the step whose time has come, if any."""
+        due = self.due()
+        return self.close() if due is not None and now >= due else []
+
+    def close(self) -> list[Row]:
+        """Close the open step and return it, if any."""
+        row, self._open = self._open, None
+        if row is None:
+            return []
+        if row.step != self._last or self._told is None:
+            self._told = set()
+        self._told.update(row.metrics)
+        self._last = row.step if self._last is None else max(self._last, row.step)
+        return [row]
+
+    def _close_for(self, step: int) -> list[Row]:
+        if self._open is None or step == self._open.step:
+            return []
+        return self.close() if step > self._open.step or self.order is Order.ANY else []
+
+    def _admit(self, row: Row) -> Mapping[str, float]:
+        """Return the part of the row's metrics that the target can still take."""
+        floor = self.floor
+        if floor is None or row.step > floor or (self._open is not None and row.step == floor):
+            return self._untold(row) if row.step == self._last else row.metrics
+        return self._untold(row) if row.step == floor else {}
+
+    def _untold(self, row: Row) -> Mapping[str, float]:
+        """Return what may follow at a step that was told before: only new keys, and only where that is possible."""
+        if self.order is Order.ANY:
+            return row.metrics
+        if self.order is Order.STRICT or self._told is None:
+            return {}
+        return {key: value for key, value in row.metrics.items() if key not in self._told}
+
+    def _merge(self, row: Row, admitted: Mapping[str, float]) -> None:
+        if self._open is None:
+            self._open = Row(row.step, dict(admitted), row.time, row.commits)
+            return
+        before = self._open
+        metrics = {**before.metrics, **admitted}
+        self.replaced += len(before.metrics) + len(admitted) - len(metrics)
+        self._open = Row(row.step, metrics, before.time, newest(before.commits, row.commits))
+
+
+def newest(*commits: Mapping[int, float]) -> dict[int, float]:
+    """Return the newest commit per attempt."""
+    merged: dict[int, float] = {}
+    for some in commits:
+        for attempt, time in some.items():
+            merged[attempt] = max(time, merged.get(attempt, time))
+    return merged

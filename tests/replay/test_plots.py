@@ -1,0 +1,180 @@
+"""The pictures: what is drawn is what the table holds, nothing is hidden, nothing global is touched."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventlog import BackendMissingError, QueryError
+from replay.plots import PALETTES, curves, save, smoothed
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def metrics(rows: list[tuple[int, str, float | None]], runs: list[str] | None = None) -> pa.Table:
+    """Return rows of (step, key, value) as a table, with a run column when runs are given."""
+    columns = {} if runs is None else {"run": runs}
+    steps, keys, values = zip(*rows, strict=True)
+    return pa.table({**columns, "step": steps, "key": keys, "value": pa.array(values, pa.float64())})
+
+
+REWARD = metrics([(2, "reward", 3.0), (0, "reward", 1.0), (1, "reward", 2.0)])
+
+
+def drawn(axis: object) -> list[list[tuple[float, float]]]:
+    """Return the points of every line of an axes that has any."""
+    lines = [line.get_xydata().tolist() for line in axis.get_lines()]
+    return [[(x, y) for x, y in line] for line in lines if line]
+
+
+def test_draws_every_value_at_its_step() -> None:
+    """A key's values are drawn at their steps, in the order of the steps, whatever the order of the rows."""
+    (axis,) = curves(REWARD).axes
+    assert [[(0, 1.0), (1, 2.0), (2, 3.0)]] == drawn(axis)
+    assert "reward" == axis.get_title(loc="left")
+    assert "step" == axis.get_xlabel()
+
+
+def test_one_panel_a_key_one_line_a_run() -> None:
+    """Keys have panels of their own, and a run has the same colour in each of them."""
+    rows = [(0, "a", 1.0), (1, "a", 2.0), (0, "b", 5.0), (1, "b", 6.0)]
+    figure = curves(metrics([*rows, *rows], ["x"] * 4 + ["y"] * 4))
+    assert ["a", "b"] == [axis.get_title(loc="left") for axis in figure.axes]
+    colours = [
+        [line.get_color() for line in axis.get_lines() if len(line.get_xdata())] for axis in figure.axes
+    ]
+    assert [list(PALETTES["okabe-ito"][:2])] * 2 == colours
+    assert ["x", "y"] == [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_nine_runs_still_differ() -> None:
+    """More runs than colours differ by their dashes."""
+    table = metrics(
+        [(s, "k", 1.0) for _ in range(9) for s in (0, 1)], [str(i) for i in range(9) for _ in "ab"]
+    )
+    lines = [line for line in curves(table).axes[0].get_lines() if len(line.get_xdata())]
+    assert 9 == len({(line.get_color(), line.get_linestyle()) for line in lines})
+
+
+def test_breaks_where_a_value_is_not_finite_and_says_so() -> None:
+    """NaN, infinities and nulls break the line and are counted on the axis; none is drawn as a number."""
+    values = [1.0, math.nan, 2.0, math.inf, None, 3.0, 4.0]
+    (axis,) = curves(metrics([(i, "loss", value) for i, value in enumerate(values)])).axes
+    line, lone = axis.get_lines()
+    np.testing.assert_array_equal([1, math.nan, 2, math.nan, math.nan, 3, 4], line.get_ydata())
+    assert [(0.0, 1.0), (2.0, 2.0)] == [tuple(point) for point in lone.get_xydata()]
+    assert "step (3 not finite: not drawn)" == axis.get_xlabel()
+
+
+def test_a_single_step_is_visible() -> None:
+    """A run of one step is drawn as a point, not as an invisible line."""
+    (axis,) = curves(metrics([(7, "k", 1.5)])).axes
+    assert [(7.0, 1.5)] == [tuple(point) for point in axis.get_lines()[1].get_xydata()]
+
+
+def test_smoothing_is_stated_and_keeps_the_values() -> None:
+    """The smoothed line is drawn over the values, and the legend names its weight."""
+    figure = curves(REWARD, smooth=0.5)
+    raw, average = drawn(figure.axes[0])
+    assert [(0, 1.0), (1, 2.0), (2, 3.0)] == raw
+    assert [(0, 1.0), (1, pytest.approx(5 / 3)), (2, pytest.approx(17 / 7))] == average
+    assert ["as logged", "EMA, weight 0.5"] == [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_smoothed_column_keeps_the_order_of_the_rows() -> None:
+    """`smoothed` adds what the picture shows to each row, and leaves gaps null."""
+    table = smoothed(metrics([(1, "k", math.nan), (2, "k", 3.0), (0, "k", 1.0), (0, "other", 9.0)]), 0.5)
+    assert [None, pytest.approx(7 / 3), 1.0, 9.0] == table["ema"].to_pylist()
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0.01, 0.99), st.floats(-1e3, 1e3))
+def test_smoothing_stays_within_the_values_and_moves_with_them(
+    values: list[float], weight: float, shift: float
+) -> None:
+    """An average lies within what was seen so far, and shifting the values shifts it as much."""
+    ema = smoothed(metrics([(i, "k", v) for i, v in enumerate(values)]), weight)["ema"].to_pylist()
+    moved = smoothed(metrics([(i, "k", v + shift) for i, v in enumerate(values)]), weight)["ema"].to_pylist()
+    for i, (value, other) in enumerate(zip(ema, moved, strict=True)):
+        assert min(values[: i + 1]) - 1e-6 <= value <= max(values[: i + 1]) + 1e-6
+        assert value + shift == pytest.approx(other, abs=1e-6)
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """A `$`, an underscore in front, or mathtext in a key or run is text."""
+    figure = curves(metrics([(0, "a$x_1$b$", 1.0), (1, "a$x_1$b$", 2.0)], ["_run$\\bad$"] * 2), title="$\\no")
+    assert "a$x_1$b$" == figure.axes[0].get_title(loc="left")
+    assert ["_run$\\bad$"] == [text.get_text() for text in figure.legends[0].get_texts()]
+    figure.canvas.draw()  # mathtext would raise here
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.png", PNG), ("b/c.svg", b"<?xml"), ("d.PNG", PNG)])
+def test_saves_by_ending_and_the_same_bytes_each_time(tmp_path: Path, name: str, head: bytes) -> None:
+    """PNG and SVG are written by the path's ending, folders made, and the same picture is the same file."""
+    first = save(curves(REWARD, smooth=0.9), tmp_path / name).read_bytes()
+    again = save(curves(REWARD, smooth=0.9), tmp_path / "again" / name).read_bytes()
+    assert head == first[: len(head)]
+    assert first == again
+
+
+def test_refuses_other_endings(tmp_path: Path) -> None:
+    """Another ending is refused naming the two, and nothing is written."""
+    with pytest.raises(QueryError, match=r"expected a file name ending in \.png or \.svg, got .*plot\.gif"):
+        save(curves(REWARD), tmp_path / "plot.gif")
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: curves(REWARD.slice(0, 0)), "expected 1 to 24 keys to draw, got 0"),
+        (
+            lambda: curves(metrics([(0, str(i), 1.0) for i in range(25)])),
+            "expected 1 to 24 keys to draw, got 25",
+        ),
+        (
+            lambda: curves(REWARD.drop_columns(["value"])),
+            "expected columns step, key, value to draw, got none",
+        ),
+        (lambda: curves(REWARD, smooth=1.0), r"expected a smoothing weight between 0 and 1, got 1\.0"),
+        (lambda: smoothed(REWARD, math.nan), "expected a smoothing weight between 0 and 1, got nan"),
+        (lambda: curves(REWARD, palette="jet"), "expected a palette out of okabe-ito, grey, got 'jet'"),
+    ],
+)
+def test_refuses_what_cannot_be_drawn(call: object, message: str) -> None:
+    """What cannot be drawn is refused with what was expected and what came."""
+    with pytest.raises(QueryError, match=message):
+        call()
+
+
+def test_leaves_no_global_state(tmp_path: Path) -> None:
+    """Drawing loads no pyplot, leaves the settings as they are, and importing the module no matplotlib."""
+    code = """
+import json, sys
+import pyarrow as pa
+from replay.plots import curves, save
+before = "matplotlib" in sys.modules
+import matplotlib
+settings = dict(matplotlib.rcParams)
+save(curves(pa.table({"step": [0, 1], "key": ["k", "k"], "value": [1.0, 2.0]})), sys.argv[1])
+print(json.dumps([before, "matplotlib.pyplot" in sys.modules, dict(matplotlib.rcParams) == settings]))
+"""
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "plot.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert [False, False, True] == json.loads(done.stdout), done.stderr
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib a plot fails naming the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(BackendMissingError, match=r"pip install 'areal-metrics\[plots\]'"):
+        curves(REWARD)
