@@ -15,11 +15,14 @@ import functools
 import inspect
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 import eventlog
-from eventlog import Recorder, ReduceType
+from eventlog import Recorder, ReduceType, as_step, moments
 
 from . import collective
 from .merge import Export
@@ -28,7 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
+    from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
+
+    from eventlog.frame import Spec
+    from eventlog.moments import Rows
+    from eventlog.recorder import Drained
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -174,8 +182,16 @@ class DistributedStatsTracker:
         Every rank of the group must call it; ranks may hold different keys. Without `reset` the records stay
         for the next export (the log holds each once). Raises on every rank when any rank fails or disagrees.
         """
-        return _export([self], key, reduce_group, key_sync_group, reset=reset, step=step)
+        full_key = None if key is None else self._recorder.full_key(key)
+        operation = f"export {self.name!r}" if full_key is None else f"export {full_key!r}"
+        return _export(
+            [self], full_key, reduce_group, key_sync_group, reset=reset, step=step, operation=operation
+        )
 
+
+_SESSION = uuid.uuid4().hex  # names this process where no log does
+_POOLS: dict[tuple[Spec, ...], tuple[tuple[Spec, ...], NDArray[np.intp]]] = {}
+_POOLS_KEPT = 16
 
 TRACKERS: dict[str, DistributedStatsTracker] = {}
 DEFAULT_TRACKER = TRACKERS.setdefault("", DistributedStatsTracker())
@@ -200,7 +216,9 @@ def export_all(
     """Export every tracker of the process in one go; see `DistributedStatsTracker.export`."""
     with _trackers_lock:
         trackers = list(TRACKERS.values())
-    return _export(trackers, None, reduce_group, key_sync_group, reset=reset, step=step)
+    return _export(
+        trackers, None, reduce_group, key_sync_group, reset=reset, step=step, operation="export_all"
+    )
 
 
 def set_step(step: Any) -> None:
@@ -216,7 +234,90 @@ def _export(
     *,
     reset: bool,
     step: Any,
-) -> Export: ...
+    operation: str,
+) -> Export:
+    """Drain, hand to the log, reduce, note the outcome; only then raise what went wrong here or elsewhere.
+
+    Nothing is raised before the collectives: the other ranks are in them already.
+    """
+    log = eventlog.current()
+    drained, error = _drain(trackers, key, reset=reset, step=step)
+    if log is not None:
+        log.write(drained.frame)
+    specs, rows = _pooled(drained)
+    reduced = collective.reduce(
+        specs,
+        rows,
+        reduce_group,
+        key_sync_group,
+        operation=operation,
+        session=_SESSION if log is None else log.producer.session,
+        reset=reset,
+        step=drained.step,
+        attempt=None if log is None else log.own_attempt,
+        error=error,
+        full=key is None,
+    )
+    if log is not None:
+        _note(log, drained, reduced, trackers, key, reset=reset)
+    if reduced.error is not None:
+        raise reduced.error
+    return Export.of(reduced.parts)
+
+
+def _drain(
+    trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any
+) -> tuple[Drained, BaseException | None]:
+    recorders = [tracker._recorder for tracker in trackers]  # noqa: SLF001 (this module's own class)
+    try:
+        whole = None if step is None else as_step(step)
+        return eventlog.drain(recorders, key=key, reset=reset, step=whole), None
+    except Exception as error:  # noqa: BLE001 (whatever it is, the peers must hear of it)
+        return eventlog.drain([]), error
+
+
+def _pooled(drained: Drained) -> tuple[tuple[Spec, ...], Rows]:
+    """Merge the records of the same key; the layout of the steady state is looked up, not built."""
+    specs = tuple(drained.specs)
+    found = _POOLS.get(specs)
+    if found is None:
+        index = {spec: i for i, spec in enumerate(dict.fromkeys(specs))}
+        found = tuple(index), np.array([index[spec] for spec in specs], np.intp)
+        if len(_POOLS) >= _POOLS_KEPT:
+            _POOLS.clear()
+        _POOLS[specs] = found
+    distinct, groups = found
+    if len(distinct) == len(specs):
+        return distinct, drained.rows
+    return distinct, moments.pool(drained.rows, groups, len(distinct))
+
+
+def _note(
+    log: eventlog.Log,
+    drained: Drained,
+    reduced: collective.Reduced,
+    trackers: list[DistributedStatsTracker],
+    key: str | None,
+    *,
+    reset: bool,
+) -> None:
+    """Write an export row per group, or one for an export that no group shared."""
+    if reduced.attempt is not None:
+        log.learn_attempt(reduced.attempt)
+    window = drained.frame.window
+    alone = ((f"{log.producer.session}:{window}", None),)
+    for export_id, members in reduced.exports or alone:
+        log.write_export(
+            export_id=export_id,
+            members=members,
+            window=window,
+            window_first=drained.first_window,
+            step=drained.step,
+            reset=reset,
+            outcome=reduced.outcome,
+            tracker=trackers[0].name if len(trackers) == 1 else None,
+            key=key,
+        )
 
 
 scope = DEFAULT_TRACKER.scope

@@ -1,10 +1,10 @@
 """The command `areal-metrics`: its families of commands, and what an exit code means.
 
-    0    done
-    1    failed: one line on stderr says what was expected, what came and where
-    2    the command was called wrongly
-    3    done, but something was lost, damaged or refused; stderr says what
-    130  interrupted
+0    done
+1    failed: one line on stderr says what was expected, what came and where
+2    the command was called wrongly
+3    done, but something was lost, damaged or refused; stderr says what
+130  interrupted
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Names from a run are shown as they are: nothing in them is markup, an emoji code
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import os
@@ -56,6 +57,7 @@ def document(data: dict[str, Any], *, as_json: bool) -> None:
 
 def say(message: str) -> None:
     """Tell the person at the terminal something, on stderr."""
+    _take_all(sys.stderr)
     try:
         print("\n".join(map(_printable, message.splitlines())), file=sys.stderr, flush=True)
     except OSError:  # nobody listens: no reason to fail
@@ -70,6 +72,7 @@ def complain(message: str) -> None:
 @contextmanager
 def _stdout() -> Iterator[TextIO]:
     """Lend stdout; a reader that has seen enough (`| head`) ends the command, and is no failure."""
+    _take_all(sys.stdout)
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -77,6 +80,12 @@ def _stdout() -> Iterator[TextIO]:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - what is still buffered goes there at exit
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise typer.Exit(0) from None
+
+
+def _take_all(stream: TextIO) -> None:
+    """Make the stream take every character: a locale is no reason to fail over a run's name."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
 
 
 # JSON
@@ -93,7 +102,8 @@ def _json_rows(table: pa.Table, out: TextIO) -> None:
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    narrow = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
+    return json.dumps(_strict(value), ensure_ascii=narrow, allow_nan=False, indent=indent)
 
 
 def _strict(value: Any) -> Any:

@@ -6,6 +6,7 @@ module is numpy on the host, or (for tensors on a device) a detached clone that 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import TYPE_CHECKING, Any
@@ -103,9 +104,10 @@ def as_increment(value: Any, key: str) -> int:
     return number
 
 
-def dtype_name(array: Any) -> str:
-    """Return "float32", "bfloat16", "bool" … for a tensor or numpy array."""
-    return str(array.dtype).removeprefix("torch.")
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """Return "float32", "bfloat16", "bool" … for a torch or numpy dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 def on_host(array: Any) -> bool:
@@ -114,46 +116,49 @@ def on_host(array: Any) -> bool:
     return device is None or device == "cpu" or getattr(device, "type", "cpu") == "cpu"
 
 
-def _checked(value: Any, key: str) -> Any:
+def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
+    """Return a non-empty array or tensor, detached, with its shape and the name of its dtype."""
     if type(value).__name__ == "DTensor":
         raise RecordingTypeError(f"expected a local tensor for {key!r}, got a DTensor; pass x.to_local()")
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}")
-    if math.prod(value.shape) == 0:
-        raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {tuple(value.shape)}")
-    return value.detach() if hasattr(value, "detach") else value
+    try:
+        shape, name = tuple(value.shape), dtype_name(value.dtype)
+    except AttributeError:
+        raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}") from None
+    if 0 in shape:
+        raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
+    return value if isinstance(value, np.ndarray) else value.detach(), shape, name
 
 
 def as_mask(value: Any, key: str) -> Any:
     """Return a denominator: a detached boolean array, a numpy view where the host can read it."""
-    array = _checked(value, key)
-    if dtype_name(array) != "bool":
-        raise RecordingError(f"expected a bool tensor for denominator {key!r}, got {dtype_name(array)}")
-    return _host_view(array) if on_host(array) else array
+    array, _, name = _checked(value, key)
+    if name != "bool":
+        raise RecordingError(f"expected a bool tensor for denominator {key!r}, got {name}")
+    return _host_view(array)
 
 
-def as_values(value: Any, key: str, shape: tuple[int, ...]) -> Any:
-    """Return a stat's values: detached, float32 or float64, a numpy view where the host can read it.
+def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
+    """Return a stat's values and the dtype they came in: detached, float32 or float64, on the host a view.
 
     Half types are widened to float32 here: sums kept in bfloat16 stop growing at 256.
     """
-    array = _checked(value, key)
-    if tuple(array.shape) != shape:
-        raise RecordingError(
-            f"expected shape {shape} (that of its denominator) for {key!r}, got {tuple(array.shape)}"
-        )
-    name = dtype_name(array)
+    array, found, name = _checked(value, key)
+    if found != shape:
+        raise RecordingError(f"expected shape {shape} (that of its denominator) for {key!r}, got {found}")
     if name in _WIDENED:
-        array = array.float() if hasattr(array, "float") else array.astype(np.float32)
+        array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     elif name not in _KEPT:
         raise RecordingError(
             f"expected a floating tensor for {key!r}, got {name}; convert it (x.float()) or use counter()"
         )
-    return _host_view(array) if on_host(array) else array
+    return _host_view(array), name
 
 
-def _host_view(array: Any) -> NDArray[Any]:
-    return array if isinstance(array, np.ndarray) else array.numpy()
+def _host_view(array: Any) -> Any:
+    """Return a numpy view of what the host can read, anything else as it is."""
+    if isinstance(array, np.ndarray) or not on_host(array):
+        return array
+    return array.numpy()
 
 
 def select_into(row: NDArray[Any], values: NDArray[Any], index: NDArray[np.int32] | None) -> None:

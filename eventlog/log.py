@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import encode, recorder
 from .arrays import as_step
 from .errors import LogError
+from .rivals import rivals
 from .rundir import Producer, RunDir
 from .schema import Stream
-from .writer import Writer, rivals
+from .writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class Log:
         if warn_of_rivals and (others := rivals(self.run, self.producer)):
             warnings.warn(
                 f"role {options.role!r} rank {self.producer.rank} is recorded by another live process too "
-                f"(session {others[0]}); both are kept, each in files of its own",
+                f"({others[0]}); both are kept, each in files of its own",
                 stacklevel=4,
             )
         self.writer = Writer(self.run, self.producer, fsync=options.fsync)
@@ -93,6 +94,11 @@ class Log:
         """The attempt of what is drained now: given, claimed, learnt, else the highest claim there is."""
         return self._attempt if self._known_attempt else self.run.newest_attempt()
 
+    @property
+    def own_attempt(self) -> int | None:
+        """The attempt this process knows of by itself (given or claimed): what an export tells the others."""
+        return self._attempt if self.leader or self.options.attempt is not None else None
+
     def claim_attempt(
         self,
         *,
@@ -112,7 +118,7 @@ class Log:
             "config": dict(config or {}),
             "version_info": dict(version_info or {}),
         }
-        self._attempt = self.run.claim_attempt(info, number=self.options.attempt)
+        self._attempt = self.run.claim_attempt(info, self.options.attempt)
         self._known_attempt = self.leader = True
         return self._attempt
 

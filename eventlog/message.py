@@ -19,8 +19,7 @@ _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False
 _SCHEMA_SIZES: Final = {stream: schema.serialize().size for stream, schema in SCHEMAS.items()}
 _PREFIX: Final = b"\xff\xff\xff\xff"
 _LONGEST_HEAD: Final = 1 << 24
-SCHEMA_MESSAGE: Final = 1
-BATCH_MESSAGE: Final = 3
+_BATCH: Final = 3
 
 
 def serialize(batch: pa.RecordBatch, stream: Stream) -> pa.Buffer:
@@ -68,10 +67,10 @@ def head(data: Bytes) -> Head | None:
         if prefix != _PREFIX or not kind or not header:
             return None
         size = 8 + head_size + (_read(data, "<q", body) if body else 0)
-        if data[kind] != BATCH_MESSAGE:
+        if data[kind] != _BATCH:
             return Head(data[kind], size)
         batch = header + _read(data, "<I", header)
-        return Head(BATCH_MESSAGE, size, (_length(data, batch, 1), _length(data, batch, 2)))
+        return Head(_BATCH, size, (_length(data, batch, 1), _length(data, batch, 2)))
     except (struct.error, IndexError):
         return None
 
@@ -86,6 +85,12 @@ def may_begin_frame(data: Bytes, size: int, schema: pa.Schema) -> bool:
         return True  # the head itself is not all there
     found = head(data)
     return found is not None and found.layout == _layout(schema) and found.size >= size
+
+
+def is_whole(data: Bytes, size: int) -> bool:
+    """Whether `size` bytes that begin with `data` are exactly one message."""
+    found = head(data)
+    return found is not None and found.size == size
 
 
 def _read(data: Bytes, form: str, at: int) -> int:

@@ -16,7 +16,7 @@ what travels in a collective, and what the columns of the log hold, so that live
 
 `merge` is associative and commutative up to float rounding of SUM, and `empty` is its identity.
 Non-finite values are counted, never added: a MAX reduction keeps or drops a NaN by its position, so the
-decision falls once, in `mean`, `least` and `greatest`.
+decision falls once, in `totals`, `means`, `leasts` and `greatests`; `mean` and its like ask them for one row.
 """
 
 from __future__ import annotations
@@ -108,12 +108,33 @@ def merge(stack: Rows) -> Rows:
     out[..., PRESENT] = stack[..., PRESENT].any(axis=0)
     f, g = stack.view(np.float64), out.view(np.float64)
     g[..., SUM] = 0.0
-    for part in f:  # in order: every rank, and the offline reader, adds in the same one
-        with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part in f:  # in order: every rank, and the offline reader, adds in the same one
             g[..., SUM] += part[..., SUM]
     np.minimum.reduce(f[..., MIN], axis=0, out=g[..., MIN])
     np.maximum.reduce(f[..., MAX], axis=0, out=g[..., MAX])
     return out
+
+
+def across(
+    stack: Rows, shares: NDArray[np.intp], replicated: NDArray[np.intp]
+) -> tuple[Rows, NDArray[np.intp]]:
+    """Reduce what producers hold, shape (producers, n, WORDS), in stack order: one row per key and producer.
+
+    Rows are shards and pooled, except the positions `shares` (parts of one number: the sum is that of all
+    parts, the count that of one) and `replicated` (copies, counted once). Returns the rows, and the positions
+    of replicated keys whose producers are not equal.
+    """
+    rows = merge(stack)
+    if len(shares):
+        rows[shares, COUNT] = stack[:, shares, COUNT].max(axis=0)
+    if not len(replicated):
+        return rows, replicated
+    copies = stack[:, replicated]
+    held = copies[..., PRESENT] > 0
+    rows[replicated] = first = copies[held.argmax(axis=0), np.arange(len(replicated))]
+    same = (copies == first).all(axis=-1) | ~held
+    return rows, replicated[~same.all(axis=0)]
 
 
 def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
@@ -130,48 +151,64 @@ def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
     return out
 
 
+def totals(rows: Rows) -> NDArray[np.float64]:
+    """Return the sums as IEEE gives them, shape (n,); meaningful where a row is PRESENT."""
+    out = floats(rows)[:, SUM].copy()
+    nan, pos, neg = _odd(rows)
+    out[pos] = math.inf
+    out[neg] = -math.inf
+    out[nan | (pos & neg)] = math.nan
+    return out
+
+
+def means(rows: Rows) -> NDArray[np.float64]:
+    """Return the means of the selected values, shape (n,); NaN where any is NaN, or where COUNT is 0."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out = totals(rows) / rows[:, COUNT]
+    out[rows[:, COUNT] == 0] = math.nan
+    return out
+
+
+def leasts(rows: Rows) -> NDArray[np.float64]:
+    """Return the least selected values, shape (n,); NaN where any is NaN; meaningless where COUNT is 0."""
+    nan, _, neg = _odd(rows)
+    out = floats(rows)[:, MIN].copy()  # +inf already where +Inf was all there was
+    out[neg] = -math.inf
+    out[nan] = math.nan
+    return out
+
+
+def greatests(rows: Rows) -> NDArray[np.float64]:
+    """Return the greatest selected values, shape (n,); as `leasts`."""
+    nan, pos, _ = _odd(rows)
+    out = floats(rows)[:, MAX].copy()
+    out[pos] = math.inf
+    out[nan] = math.nan
+    return out
+
+
+def _odd(rows: Rows) -> NDArray[np.bool_]:
+    return (rows[:, NAN:INT_SUM] != 0).T  # where a NaN, a +Inf, a -Inf was selected
+
+
 def mean(row: Rows) -> float | None:
     """Return the mean of the selected values; None when there were none, NaN when any is NaN."""
-    if row[COUNT] == 0:
-        return None
-    if (total := total_of(row)) is None:
-        return None
-    return total / int(row[COUNT])
+    return float(means(row[np.newaxis])[0]) if row[COUNT] else None
 
 
 def total_of(row: Rows) -> float | None:
     """Return the sum of the selected values as IEEE gives it; None when nothing was recorded."""
-    if not row[PRESENT]:
-        return None
-    if row[NAN] or (row[POS_INF] and row[NEG_INF]):
-        return math.nan
-    if row[POS_INF]:
-        return math.inf
-    if row[NEG_INF]:
-        return -math.inf
-    return float(row.view(np.float64)[SUM])
+    return float(totals(row[np.newaxis])[0]) if row[PRESENT] else None
 
 
 def least(row: Rows) -> float | None:
     """Return the least selected value; None when there were none, NaN when any is NaN."""
-    return _extreme(row, NEG_INF, -math.inf, MIN)
+    return float(leasts(row[np.newaxis])[0]) if row[COUNT] else None
 
 
 def greatest(row: Rows) -> float | None:
     """Return the greatest selected value; None when there were none, NaN when any is NaN."""
-    return _extreme(row, POS_INF, math.inf, MAX)
-
-
-def _extreme(row: Rows, toward: int, infinity: float, word: int) -> float | None:
-    if row[COUNT] == 0:
-        return None
-    if row[NAN]:
-        return math.nan
-    if row[toward]:
-        return infinity
-    if row[COUNT] == row[POS_INF] + row[NEG_INF]:  # only the opposite infinity was there
-        return -infinity
-    return float(row.view(np.float64)[word])
+    return float(greatests(row[np.newaxis])[0]) if row[COUNT] else None
 
 
 def exact(row: Rows) -> int | None:

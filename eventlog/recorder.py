@@ -142,10 +142,10 @@ class Recorder:
                 )
             shape = masked.shape
             checked = [
-                (full := self.full_key(key), arrays.as_values(value, full, shape), arrays.dtype_name(value))
+                (full := self.full_key(key), arrays.as_values(value, full, shape))
                 for key, value in tensors.items()
             ]
-            for key, values, dtype in checked:
+            for key, (values, dtype) in checked:
                 spec = self._spec(key, Kind.STAT, reduce_type, name, label)
                 masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
 
@@ -211,6 +211,7 @@ class Drained:
     specs: list[Spec]
     rows: Rows
     first_window: int  # before the frame's own when earlier exports did not reset
+    step: int | None = None
 
 
 def drain(
@@ -227,7 +228,7 @@ def drain(
         since = [frame.window, *(r.kept_since for r in chosen if r.kept_since is not None)]
         for recorder in chosen:
             _release(recorder, key, reset, frame.window)
-    return Drained(frame, specs, np.concatenate(rows) if rows else moments.empty(0), min(since))
+    return Drained(frame, specs, np.concatenate(rows) if rows else moments.empty(0), min(since), step)
 
 
 def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:

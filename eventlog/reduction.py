@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum as _Enum
 
 __all__ = ["Kind", "ReduceType", "Spread"]
+
+
+class Enum(_Enum):
+    """An enum whose members hash by identity: they key the tables of the hot path."""
+
+    __hash__ = object.__hash__
 
 
 class ReduceType(Enum):

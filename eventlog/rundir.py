@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -253,24 +254,27 @@ class RunDir:
         """Return the highest claimed number; one look at the directory."""
         return max(self._attempt_numbers(), default=None)
 
-    def claim_attempt(self, info: dict[str, Any]) -> int:
-        """Claim the next number for the caller and return it; no two processes get the same.
+    def claim_attempt(self, info: dict[str, Any], number: int | None = None) -> int:
+        """Claim the next number (or the given one) for the caller; no two processes get the same.
 
         `info` holds fields of `Attempt`; start, host and pid are filled in when they are missing.
-        RunDirectoryError when the directory cannot be written.
+        LogError when the given number is taken, RunDirectoryError when the directory cannot be written.
         """
         claim = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
-        number = -1 if (newest := self.newest_attempt()) is None else newest
+        newest = self.newest_attempt()
+        free = itertools.count(0 if newest is None else newest + 1) if number is None else [number]
         try:
             (self.path / "attempts").mkdir(exist_ok=True)
-            while True:
-                number += 1
-                if create_json(self._attempt_path(number), {**claim, "number": number}):
-                    return number
+            for wanted in free:
+                if create_json(self._attempt_path(wanted), {**claim, "number": wanted}):
+                    return wanted
         except OSError as error:
-            raise RunDirectoryError(
-                f"expected to claim attempt {number}, got {error.strerror}: {self.path}"
-            ) from error
+            reason = f"expected to claim an attempt, got {error.strerror}: {self.path}"
+            raise RunDirectoryError(reason) from error
+        raise LogError(
+            f"expected attempt {number} to be free, got a claim of it; without attempt= the next number is "
+            f"taken: {self.path}"
+        )
 
     def end_attempt(self, number: int, outcome: str, detail: str = "") -> None:
         """Say how one's own attempt ended: "finished", "exception" or "signal". The first ending stands.

@@ -1,22 +1,15 @@
-"""One segment, written and read: an Arrow stream and the index that seals its frames.
-
-The writing side appends a frame, then its index record; after an OSError it can only be left. The reading
-side believes an index record by its own checksum, and gives bytes to Arrow only after the frame's.
-"""
+"""A segment being written: an Arrow stream, and the index whose records seal its frames."""
 
 from __future__ import annotations
 
+import errno
 import os
-import struct
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
-
-from .rundir import Problem, Problems, Producer, SegmentFile, now_us
+from .rundir import Producer, SegmentFile, now_us
 from .schema import (
-    ENTRY_SIZE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
     LAST_OF_WINDOW,
@@ -32,19 +25,13 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from typing import Self
+
+    import pyarrow as pa
 
 _FORMAT: Final = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
-_FINGERPRINTS: Final = {stream: fingerprint(schema) for stream, schema in SCHEMAS.items()}
-_SCHEMA_SIZES: Final = {stream: schema.serialize().size for stream, schema in SCHEMAS.items()}
-# lz4, not zstd: 240 records take 0.05 ms instead of 0.57 to write and 0.18 instead of 0.62 to read, for
-# 20 kB instead of 13 (uncompressed 83): a codec's context is set up anew for each of their 60 buffers.
-_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_INDEX_CHUNK: Final = 1024 * ENTRY_SIZE
-_PREFIX: Final = b"\xff\xff\xff\xff"
-_SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
+FINGERPRINTS: Final = {stream: fingerprint(schema) for stream, schema in SCHEMAS.items()}
+_sync = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,90 +39,164 @@ class Loss:
     """Rows that did not reach the disk."""
 
     stream: Stream
-    cause: LossCause | int  # an int: a cause this version does not know
+    cause: LossCause | int  # an int: a cause of a newer minor version
     window: int = NO_WINDOW
     rows: int = 0
     bytes: int = 0
+    detail: str = ""  # known only in the process that lost them
+
+    def plus(self, other: Loss) -> Loss:
+        """Return the two together, where they have stream, cause and window in common."""
+        rows, size = self.rows + other.rows, self.bytes + other.bytes
+        return Loss(self.stream, self.cause, self.window, rows, size, self.detail or other.detail)
+
+
+class FrameInfo(NamedTuple):
+    """What the index says of a frame besides its place and checksum."""
+
+    window: int = NO_WINDOW
+    frame: int = 0  # within the window
+    last: bool = False  # of the window
     first_id: int = 0
     last_id: int = -1
-    detail: str = ""  # only in the process that lost them
+    rows: int = 0
 
 
-# Messages
-
-
-class _Message(NamedTuple):
-    """What the head of an Arrow IPC message says: type, size with its body, field nodes and buffers."""
-
-    type: int
-    size: int
-    layout: tuple[int, int]
-
-
-def _message(data: bytes | memoryview) -> _Message | None:
-    """Read a message's head; None when the bytes are too few or none. Safe on any bytes: no Arrow."""
-    try:
-        prefix, metadata_size, root = struct.unpack_from("<4siI", data)
-        table = 8 + root
-        kind, header, body = (_slot(data, table, n) for n in (1, 2, 3))
-        if prefix != _PREFIX or not kind or not header:
-            return None
-        size = 8 + metadata_size + (_read(data, "<q", body) if body else 0)
-        batch = header + _read(data, "<I", header)
-        layout = (_length(data, batch, 1), _length(data, batch, 2)) if data[kind] == _BATCH_MESSAGE else (0, 0)
-        return _Message(data[kind], size, layout)
-    except (struct.error, IndexError):
-        return None
-
-
-def _read(data: bytes | memoryview, form: str, at: int) -> int:
-    if at < 0:
-        raise IndexError
-    return int(struct.unpack_from(form, data, at)[0])
-
-
-def _slot(data: bytes | memoryview, table: int, number: int) -> int:
-    """Where the field of a flatbuffer table lies; 0 when it is absent."""
-    vtable = table - _read(data, "<i", table)
-    slot = 4 + 2 * number
-    offset = _read(data, "<H", vtable + slot) if slot + 2 <= _read(data, "<H", vtable) else 0
-    return table + offset if offset else 0
-
-
-def _length(data: bytes | memoryview, table: int, number: int) -> int:
-    at = _slot(data, table, number)
-    return _read(data, "<I", at + _read(data, "<I", at)) if at else 0
-
-
-def serialize(batch: pa.RecordBatch, stream: Stream) -> pa.Buffer:
-    """Return the frame of a batch; records and commits have compressed buffers. TypeError for a wrong schema."""
-    schema = SCHEMAS[stream]
-    if not batch.schema.equals(schema):
-        raise TypeError(f"expected the columns of {stream.name.lower()}, got {batch.schema.names}")
-    if stream is Stream.PAYLOAD:
-        return batch.serialize()
-    sink = pa.BufferOutputStream()
-    pa.ipc.new_stream(sink, schema, options=_COMPRESSED).write_batch(batch)
-    return sink.getvalue()[_SCHEMA_SIZES[stream] :]
-
-
-@cache
-def _layout(schema: pa.Schema) -> tuple[int, int]:
-    """Field nodes and buffers of every batch of the schema."""
-    empty = _message(memoryview(schema.empty_table().combine_chunks().to_batches()[0].serialize()))
-    return empty.layout if empty else (0, 0)
-
-
-def _metadata(producer: Producer, stream: Stream, attempt: int | None) -> dict[str, str]:
+def to_metadata(producer: Producer, stream: Stream, attempt: int | None) -> dict[str, str]:
+    """Return what the schema message of a segment says about its writer."""
     said = {f.name: str(getattr(producer, f.name)) for f in fields(Producer)}
     known = "" if attempt is None else str(attempt)
     return {**said, "attempt": known, "stream": stream.name.lower(), "format": _FORMAT}
 
 
-def _producer(schema: pa.Schema) -> Producer | None:
-    said = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+def from_metadata(schema: pa.Schema) -> Producer | None:
+    """Return who wrote a segment, by its schema message; None when that does not say."""
     try:
-        numbers = {name: int(said[name]) for name in ("rank", "world_size", "pid", "started_us")}
-        return Producer(**{f.name: numbers.get(f.name, said[f.name]) for f in fields(Producer)})  # type: ignore[arg-type]
+        said = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+        run, session, role, world, host = (said[n] for n in ("run", "session", "role", "world", "host"))
+        rank, world_size, pid, start = (int(said[n]) for n in ("rank", "world_size", "pid", "started_us"))
     except (KeyError, ValueError):
         return None
+    return Producer(run, session, role, rank, world, world_size, host, pid, start)
+
+
+def _write_all(fd: int, data: bytes | pa.Buffer) -> None:
+    done = os.write(fd, data)
+    if done == len(data):
+        return
+    view = memoryview(data)
+    while done < len(view):
+        if not (wrote := os.write(fd, view[done:])):
+            raise OSError(errno.EIO, "nothing was written")
+        done += wrote
+
+
+class SegmentWriter:
+    """The only writer of the two files of a segment. After an OSError nothing but `leave` may be called."""
+
+    def __init__(self, file: SegmentFile, producer: Producer, attempt: int | None = None) -> None:
+        """Create both files: the index first, so that a stream without one is damage."""
+        self.file = file
+        self.size = 0  # of the stream
+        self.frames = 0  # sealed, the schema not counted
+        self.unsynced = 0  # bytes
+        self.said: list[Loss] = []  # losses noted before the first frame: they go with the files in `leave`
+        self._uid = os.urandom(16)
+        self._created: list[Path] = []
+        self._descriptors: list[int] = []
+        header = IndexHeader(
+            file.stream, file.number & 0xFFFF, self._uid, FINGERPRINTS[file.stream], now_us()
+        )
+        schema = SCHEMAS[file.stream].with_metadata(to_metadata(producer, file.stream, attempt))
+        file.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._index = self._create(file.index)
+            _write_all(self._index, header.pack())
+            self._data = self._create(file.data)
+            self._seal(schema.serialize(), FrameInfo())
+        except BaseException:
+            self.leave()
+            raise
+
+    def _create(self, path: Path) -> int:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._descriptors.append(fd)
+        self._created.append(path)
+        return fd
+
+    def append(self, data: pa.Buffer, said: FrameInfo) -> None:
+        """Write a frame and seal it."""
+        self._seal(data, said)
+        self.frames += 1
+        self.said.clear()
+
+    def _seal(self, data: pa.Buffer, said: FrameInfo) -> None:
+        crc, size = crc32c(data), data.size
+        _write_all(self._data, data)
+        flags = LAST_OF_WINDOW if said.last else 0
+        ids = said.first_id, said.last_id
+        self._note(
+            IndexRecord(
+                RecordType.FRAME, said.window, flags, 0, said.frame, *ids, self.size, size, said.rows, crc
+            )
+        )
+        self.size += size
+        self.unsynced += size
+
+    def heartbeat(self, queued_bytes: int) -> None:
+        """Note that the process is alive."""
+        self._note(IndexRecord(RecordType.HEARTBEAT, first_id=now_us(), rows=queued_bytes >> 10))
+
+    def lost(self, loss: Loss) -> None:
+        """Note a loss."""
+        cause, rows = int(loss.cause), min(loss.rows, 0xFFFFFFFF)
+        self._note(IndexRecord(RecordType.LOSS, loss.window, cause=cause, length=loss.bytes, rows=rows))
+        if not self.frames:
+            self.said.append(loss)
+
+    def _note(self, record: IndexRecord) -> None:
+        _write_all(self._index, record.pack(self._uid))
+
+    def sync(self) -> None:
+        """Bring the frames, then what seals them, to the disk, and the files' names with the first call."""
+        _sync(self._data)
+        _sync(self._index)
+        self.unsynced = 0
+        if self._created:
+            self._created.clear()
+            _sync_folder(self.file.folder)
+
+    def finish(self) -> None:
+        """Write the end record, if the disk takes it, and close as `close` does."""
+        with suppress(OSError):
+            self._note(IndexRecord(RecordType.END, first_id=now_us()))
+        self.close()
+
+    def leave(self) -> None:
+        """Close after a failure; files that seal no frame are removed, all others stay as they are."""
+        with suppress(OSError):
+            self.close()
+        if not self.frames:
+            for path in reversed(self._created):  # the index last: a stream without one is damage
+                with suppress(OSError):
+                    path.unlink()
+
+    def close(self) -> None:
+        """Close the descriptors; OSError when the file system says only now what it could not write."""
+        failed = None
+        while self._descriptors:
+            try:
+                os.close(self._descriptors.pop())
+            except OSError as error:
+                failed = error
+        if failed:
+            raise failed
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system knows it
+            os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -6,6 +6,7 @@ before (skipped) from one that came too late for an append-only target (withheld
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from dataclasses import asdict, dataclass, field
@@ -63,7 +64,7 @@ class CursorStore(Protocol):
 
 
 class CursorFile:
-    """The file of one cursor, `<folder>/<backend>-<hash of target>.json`; the folder is created when needed."""
+    """The file of one cursor, `<folder>/<backend>-<hash of target>.json`; its folder is made when needed."""
 
     def __init__(self, folder: Path, backend: str, target: str) -> None:
         self.path = folder / f"{backend}-{hashlib.blake2b(target.encode(), digest_size=8).hexdigest()}.json"
@@ -111,11 +112,15 @@ class CursorInMemory:
     def load(self, *, required: bool = False) -> Cursor:
         """Return the kept cursor, or a new one."""
         del required
-        return self._kept.get(self._owner, self._new)
+        try:
+            return self._kept.get(self._owner, self._new)
+        except TypeError:  # neither hashable nor weakly referable: its own last_step must do
+            return self._new
 
     def save(self, cursor: Cursor) -> None:
         """Keep it."""
-        self._kept[self._owner] = cursor
+        with contextlib.suppress(TypeError):
+            self._kept[self._owner] = cursor
 
 
 def _parse(data: dict[str, Any], path: Path) -> Cursor:

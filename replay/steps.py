@@ -1,8 +1,8 @@
-"""The step gate: merges rows into one call per step and decides what a target may be told. Pure; no clock, no I/O.
+"""The step gate: merges rows into one call per step and decides what a target may be told. Pure: no I/O.
 
-A step is *open* while further rows may still be merged into it. It closes at a row of a later step, at `close()`,
-or once nothing came for `wait` seconds. A row whose step the target can no longer take is *withheld*: counted
-here, kept in the log. Live logging and replay use this same gate.
+A step is *open* while further rows may still be merged into it. It closes at a row of a later step, at
+`close()`, or once nothing came for `wait` seconds. A row whose step the target can no longer take is
+*withheld*: counted here, kept in the log. Live logging and replay use this same gate.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Gate:
     clock that does not go back.
     """
 
-    def __init__(self, order: Order = Order.STRICT, *, last_step: int | None = None, wait: float = DEFAULT_WAIT) -> None:
+    def __init__(
+        self, order: Order = Order.STRICT, *, last_step: int | None = None, wait: float = DEFAULT_WAIT
+    ) -> None:
         self.order = order
         self.withheld = 0
         """Rows of which at least one value was held back."""
@@ -55,7 +57,9 @@ class Gate:
         """Values that a later commit of the same step overwrote before the step closed."""
         self._wait = wait
         self._last = last_step
-        self._told: set[str] | None = None if last_step is not None else set()  # keys of the last step; None: unknown
+        self._told: set[str] | None = (
+            None if last_step is not None else set()
+        )  # keys of the last step; None: unknown
         self._open: Row | None = None
         self._touched = 0.0
 
@@ -115,7 +119,7 @@ class Gate:
         return self._untold(row) if row.step == floor else {}
 
     def _untold(self, row: Row) -> Mapping[str, float]:
-        """Return what may follow at a step that was told before: only new keys, and only where that is possible."""
+        """Return what may follow at a step that was told before: only new keys, if anything."""
         if self.order is Order.ANY:
             return row.metrics
         if self.order is Order.STRICT or self._told is None:

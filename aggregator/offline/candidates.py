@@ -8,12 +8,13 @@ copies count once. Which of them speaks for a key is decided where the numbers a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
-
-from .timeline import Binding, Export, Timeline, WindowKey
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from .timeline import Binding, Export, Timeline, WindowKey
 
 GROUP: Final = "group"
 OWN: Final = "own"
@@ -88,11 +89,11 @@ def _damaged(candidate: Candidate, incomplete: Collection[WindowKey]) -> bool:
     return any((part.session, part.window) in incomplete for part in candidate.parts)
 
 
-# -- what an export covers ---------------------------------------------------------------------------------
+# -- what an export covers -----------------------------------------------------------------------------
 
 
 def _coverage(exports: Iterable[Export]) -> list[tuple[Export, tuple[Part, ...], bool]]:
-    """Return (export, what it covers, whether it is its call's second group) for every export that ended well."""
+    """Return (export, what it covers, whether it is its call's second group) of exports that ended well."""
     sessions: dict[str, dict[int, list[Export]]] = {}
     for export in exports:
         sessions.setdefault(export.session, {}).setdefault(export.window, []).append(export)
@@ -109,10 +110,12 @@ def _coverage(exports: Iterable[Export]) -> list[tuple[Export, tuple[Part, ...],
     return found
 
 
-def _parts(session: str, call: Export, window: int, alive: Mapping[int, tuple[Pattern, ...]]) -> tuple[Part, ...]:
+def _parts(
+    session: str, call: Export, window: int, alive: dict[int, tuple[Pattern, ...]]
+) -> tuple[Part, ...]:
     first = window if call.first is None else call.first
-    only = (call.tracker, call.key)
-    return tuple(Part(session, w, only, gone) for w, gone in alive.items() if first <= w <= window)
+    covered = list(takewhile(lambda w: w >= first, reversed(alive)))
+    return tuple(Part(session, w, (call.tracker, call.key), alive[w]) for w in reversed(covered))
 
 
 def _take(alive: dict[int, tuple[Pattern, ...]], parts: Iterable[Part]) -> None:
@@ -123,7 +126,7 @@ def _take(alive: dict[int, tuple[Pattern, ...]], parts: Iterable[Part]) -> None:
             alive[part.window] = (*part.gone, part.only)
 
 
-# -- candidates ----------------------------------------------------------------------------------------------
+# -- candidates ----------------------------------------------------------------------------------------
 
 
 def _groups(
@@ -139,8 +142,9 @@ def _groups(
         place = {member: i for i, member in enumerate(group)}
         those.sort(key=lambda call: place.get(rank[call.export.session], len(place)))
         said = _spokesman(those, leaders)
-        if said.binding.step is not None:
-            yield _candidate(GROUP, said.binding.attempt, said.binding.step, those, leaders, export_id, len(group))
+        attempt, step = said.binding.attempt, said.binding.step
+        if step is not None:
+            yield _candidate(GROUP, attempt, step, those, leaders, export_id, len(group))
 
 
 def _spokesman(calls: Sequence[_Call], leaders: Mapping[int, Collection[str]]) -> _Call:

@@ -113,7 +113,10 @@ class Timeline:
 
 
 def resolve(
-    windows: Iterable[Window], exports: Iterable[Export], commits: Sequence[Commit], claims: Iterable[Claim] = ()
+    windows: Iterable[Window],
+    exports: Iterable[Export],
+    commits: Sequence[Commit],
+    claims: Iterable[Claim] = (),
 ) -> Timeline:
     """Bind windows to steps and attempts, and find what each attempt owns."""
     known = {(w.session, w.number): w for w in windows}
@@ -177,8 +180,8 @@ def _bind(
         step = next((e.step for e in calls.get(key, ()) if e.step is not None), window.given)
         if step is not None:
             bound[key] = Binding(attempts[key], step, GIVEN)
-        elif (commit := _covering(own.get(window.session, ()), window.number)) is not None:
-            bound[key] = Binding(attempts[key], commit.step, COMMIT)
+        elif (step := _covering(own.get(window.session, ()), window.number)) is not None:
+            bound[key] = Binding(attempts[key], step, COMMIT)
     shared = _shared_steps(bound, calls, {c.session for c in commits if c.leader})
     clock = _clock(commits, commit_attempts)
     for key, window in windows.items():
@@ -203,22 +206,22 @@ def _bind_by_others(
     return Binding(attempt, later[place][1], TIME) if place < len(later) else Binding(attempt)
 
 
-def _own_commits(commits: Iterable[Commit]) -> dict[str, list[Commit]]:
-    """Return the commits of each session that cover windows, by their last window."""
-    own: dict[str, list[Commit]] = {}
-    for commit in commits:
-        if commit.last is not None:
-            own.setdefault(commit.session, []).append(commit)
-    for those in own.values():
-        those.sort(key=lambda c: (c.last, c.number))
+def _own_commits(commits: Iterable[Commit]) -> dict[str, list[tuple[int, int, int]]]:
+    """Return session → (last window, first window, step) of its commits that cover windows, in order."""
+    own: dict[str, list[tuple[int, int, int]]] = {}
+    for commit in sorted(commits, key=lambda c: c.number):
+        if commit.first is not None and commit.last is not None:
+            own.setdefault(commit.session, []).append((commit.last, commit.first, commit.step))
+    for ranges in own.values():
+        ranges.sort(key=lambda covered: covered[0])
     return own
 
 
-def _covering(commits: Sequence[Commit], window: int) -> Commit | None:
-    place = bisect_left(commits, window, key=lambda c: c.last)
-    if place == len(commits) or (commits[place].first or 0) > window:
+def _covering(ranges: Sequence[tuple[int, int, int]], window: int) -> int | None:
+    place = bisect_left(ranges, (window,))
+    if place == len(ranges) or ranges[place][1] > window:
         return None
-    return commits[place]
+    return ranges[place][2]
 
 
 def _shared_steps(
@@ -299,7 +302,7 @@ def _numbers(windows: Iterable[WindowKey]) -> dict[str, list[int]]:
 
 
 def _lost(commit: Commit, numbers: Sequence[int]) -> bool:
-    """Whether the commit covers windows of which nothing is left: damage must not cost an attempt its steps."""
+    """Whether nothing is left of the windows a commit covers: damage must not cost an attempt its steps."""
     if commit.first is None or commit.last is None:
         return False
     place = bisect_left(numbers, commit.first)

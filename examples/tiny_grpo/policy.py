@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from task import VOCABULARY
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+if TYPE_CHECKING:
+    from config import Config
 
 
 class Block(nn.Module):
@@ -29,10 +37,11 @@ class Block(nn.Module):
 class Policy(nn.Module):
     """Token ids (batch, length), padded on the right → logits (batch, length, vocabulary)."""
 
-    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        vocabulary, width = len(VOCABULARY), config.width
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(config.context, width)
+        self.blocks = nn.Sequential(*(Block(width, config.heads) for _ in range(config.layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -48,3 +57,12 @@ class Policy(nn.Module):
         chosen = logp.gather(-1, tokens[:, 1:, None]).squeeze(-1)
         entropy = -(logp.exp() * logp).sum(-1)
         return F.pad(chosen, (1, 0)), F.pad(entropy, (1, 0))
+
+    def average_gradients(self) -> None:
+        """Replace the gradients by their mean over all ranks, in one collective."""
+        parameters = list(self.parameters())
+        mean = parameters_to_vector([parameter.grad for parameter in parameters])
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        for parameter, gradient in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = gradient.view_as(parameter)

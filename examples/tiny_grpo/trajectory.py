@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 class Trajectory:
     """All turns of one episode in a row; what the environment wrote has `written` False and `logp` 0."""
 
-    group: int
     tokens: list[int] = field(default_factory=list)
     written: list[bool] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
@@ -35,14 +34,13 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors over (sequence,) or (sequence, position), padded on the right."""
+    """Tensors over (sequence,) or (sequence, position), padded on the right; answers to one prompt are adjacent."""
 
     tokens: Tensor  # int64 (sequence, position)
     attention_mask: Tensor  # bool (sequence, position): no padding
     loss_mask: Tensor  # bool (sequence, position): written by the policy
     logp: Tensor  # (sequence, position): when it was written
     reward: Tensor  # (sequence,)
-    group: Tensor  # int64 (sequence,): answers to the same prompt share it
     ended: Tensor  # bool (sequence,): the last token is the end mark
 
     @classmethod
@@ -54,7 +52,6 @@ class Batch:
             loss_mask=padded([t.written for t in trajectories]),
             logp=padded([t.logp for t in trajectories]),
             reward=torch.tensor([t.reward for t in trajectories]),
-            group=torch.tensor([t.group for t in trajectories]),
             ended=torch.tensor([t.tokens[-1] == EOS for t in trajectories]),
         )
 

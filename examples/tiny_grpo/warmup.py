@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from task import RETRY, Problem, encode
 from trajectory import Trajectory, padded
 
@@ -15,25 +16,30 @@ if TYPE_CHECKING:
 
 
 def warm_up(policy: Policy, problems: list[Problem], config: Config) -> None:
-    """Train on right answers, half of them after a wrong one, so that the policy knows what a retry looks like."""
-    rng = random.Random(config.seed)
+    """Imitate a teacher who can add but is careless: what is left for GRPO to teach is care."""
+    rng = random.Random(f"{config.seed}/{dist.get_rank()}")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.warmup_lr)
     for _ in range(config.warmup_steps):
-        episodes = [demonstration(problem, rng) for problem in rng.choices(problems, k=config.warmup_batch)]
-        logp, _ = policy.score(padded([episode.tokens for episode in episodes]))
-        loss = -logp[padded([episode.written for episode in episodes])].mean()
+        batch = [demonstration(problem, rng, config) for problem in rng.choices(problems, k=config.warmup_batch)]
+        logp, _ = policy.score(padded([episode.tokens for episode in batch]))
+        written = padded([episode.written for episode in batch])
         optimizer.zero_grad()
-        loss.backward()
+        (-logp[written].mean()).backward()
+        policy.average_gradients()
         optimizer.step()
 
 
-def demonstration(problem: Problem, rng: random.Random) -> Trajectory:
-    """Return an episode that ends with the right answer; only that answer counts as written by the policy."""
-    episode = Trajectory(group=0)
+def demonstration(problem: Problem, rng: random.Random, config: Config) -> Trajectory:
+    """Return an episode of the teacher's: slips are followed by another try."""
+    right = problem.a + problem.b
+    episode = Trajectory()
     episode.read(encode(problem.prompt))
-    if rng.random() < 0.5:
-        wrong = abs(problem.a + problem.b + rng.choice((-9, -1, 1, 9)))
-        episode.read([*encode(f"{wrong}."), RETRY])
-    for token in encode(problem.answer):
-        episode.write(token, 0.0)
+    for turn in range(config.max_turns):
+        if turn:
+            episode.read([RETRY])
+        said = abs(right + rng.choice((-9, -1, 1, 9))) if rng.random() < config.slips else right
+        for token in encode(f"{said}."):
+            episode.write(token, logp=0.0)
+        if said == right:
+            break
     return episode

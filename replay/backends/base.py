@@ -14,12 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..cursor import CursorFile, CursorInMemory
 from ..steps import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ..cursor import CursorStore
     from ..steps import Row
 
 
@@ -115,7 +117,9 @@ class Backend(Protocol):
 class Rewriter(Protocol):
     """A backend whose target replay writes as a whole, so that it always ends as if replayed once."""
 
-    def rewrite(self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False) -> Written:
+    def rewrite(
+        self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
+    ) -> Written:
         """Make the target hold exactly `rows` (ascending steps, one row each); `rows` may be read twice.
 
         What lies there already in the same form is left untouched.
@@ -139,3 +143,41 @@ def capabilities_of(backend: Backend) -> Capabilities:
     if isinstance(declared, Capabilities):
         return declared
     return Capabilities(lasts=bool(getattr(backend, "target", None)))
+
+
+def store_for(backend: Backend, folder: Path) -> CursorStore:
+    """Return where the cursor of an opened backend is kept: in a file of `folder` if the target lasts."""
+    name, target = name_of(backend), target_of(backend)
+    if capabilities_of(backend).lasts:
+        return CursorFile(folder, name, target)
+    return CursorInMemory(backend, name, target)
+
+
+class DisabledBackend:
+    """What a backend in mode "disabled" is: it takes everything and keeps nothing."""
+
+    capabilities = Capabilities(lasts=False)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.target = "disabled"
+
+    def open(self, run: RunInfo) -> None:
+        """Do nothing."""
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        """Do nothing."""
+
+    def last_step(self) -> int | None:
+        """Return None."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def rewrite(
+        self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
+    ) -> Written:
+        """Write nothing."""
+        del run, rows, selection, dry_run
+        return Written(0, 0)

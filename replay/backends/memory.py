@@ -41,7 +41,9 @@ class MemoryBackend:
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append a row; RewindError when strict and the step is not above the last."""
         if self.run is None or self.closed:
-            raise BackendError(f"expected an open backend, got a call at step {step} before open or after close")
+            raise BackendError(
+                f"expected an open backend, got a call at step {step} before open or after close"
+            )
         last = self.last_step()
         if self.strict and last is not None and step <= last:
             raise RewindError(f"expected a step above {last}, got {step}: {self.target}")

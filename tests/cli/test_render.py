@@ -159,3 +159,20 @@ def test_a_closed_pipe_is_no_failure() -> None:
         _, errors = process.communicate()
     assert b"" == errors
     assert 7 == process.returncode
+
+
+NARROW = "pa.table({'k': ['🙂é']})"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_narrow_terminal_shows_every_name(as_json: bool) -> None:
+    """Where the encoding lacks a character it is spelled out, and JSON stays JSON."""
+    code = f"import pyarrow as pa; from cli import render; render.rows({NARROW}, as_json={as_json})"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "" == done.stderr
+    if as_json:
+        assert [{"k": "🙂é"}] == strictly(done.stdout)
+    else:
+        assert "\\U0001f642\\xe9" == done.stdout.splitlines()[1].strip()

@@ -1,0 +1,262 @@
+"""Collectives: reducing over process groups, agreeing in them; the only file that knows torch.distributed.
+
+An export enters exactly `reduce_group`, then `key_sync_group`, whatever it holds, also after a failure, which
+it sends along: so no rank is left waiting. In the steady state that is one collective a group (two for large
+worlds, see `wire`). What cannot be had: a rank that never calls export makes the others wait for the group's
+own time-out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from eventlog import errors, moments
+
+from . import plan, wire
+from .channel import Channel, Outcome, Request
+from .naming import Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+    from torch.distributed import ProcessGroup
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+__all__ = ["Reduced", "agree", "count", "label", "reduce"]
+
+_ROUTES_KEPT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What an export came to on this rank.
+
+    `parts`: the numbers, as names with reduced moments; empty after an error. `exports`: (export id, global
+    ranks) of each group that was entered, also after an error. `attempt`: the newest that any rank knew of.
+    `error`: what to raise once the outcome is noted; then every rank has one.
+    """
+
+    parts: tuple[Columns, ...]
+    exports: tuple[tuple[str, tuple[int, ...]], ...]
+    attempt: int | None
+    error: BaseException | None = None
+
+    @property
+    def outcome(self) -> str:
+        """Return "ok" or the class of the error."""
+        return "ok" if self.error is None else type(self.error).__name__
+
+
+def reduce(
+    specs: Sequence[plan.Spec],
+    rows: Ints,
+    reduce_group: ProcessGroup | None = None,
+    key_sync_group: ProcessGroup | None = None,
+    *,
+    operation: str,
+    session: str,
+    reset: bool = True,
+    step: int | None = None,
+    attempt: int | None = None,
+    error: BaseException | None = None,
+    full: bool = True,
+) -> Reduced:
+    """Reduce the moments `rows`, shape (len(specs), WORDS), over the groups; all their ranks must call it.
+
+    Ranks may hold different keys, in any order, each key once. Keys without a label go to `reduce_group` (or
+    stay local without one), labelled ones to the first of the two groups that contains their ranks.
+    `operation` names the call, alike on all ranks; `session` this process; `step` and `attempt` are given
+    where known; `error` says that this rank has failed already and brings nothing; `full` that the export
+    covers all keys. The same specs again, in the same order, are the fast path.
+
+    Never raises what ranks can tell each other, see `Reduced.error`: an AgreementError, PeerError or
+    DesyncError, or `error` itself. An interrupt inside a collective passes through, and closes the channel.
+    """
+    channels, problem = _channels(reduce_group, key_sync_group)
+    error = error or problem
+    route = _NOWHERE
+    if error is None:
+        try:
+            route = _route(tuple(specs), channels, reduced=reduce_group is not None)
+            _check_shape(rows, specs)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the peers must hear of it
+            error, route = exc, _NOWHERE
+    known = _or_unset(attempt)
+    outcomes: list[Outcome] = []
+    for channel, load in zip(channels, route.loads or [_NOTHING] * len(channels), strict=True):
+        request = Request(operation, session, reset, _or_unset(step), known, full, error)
+        outcomes.append(channel.export(request, load, rows))
+        known = max(known, outcomes[-1].attempt)
+        error = error or outcomes[-1].error
+    exports = tuple((o.export_id, o.members) for o in outcomes if o.export_id is not None)
+    columns = [Columns(route.local.names, route.local.of(rows).copy())] if route.local.chosen else []
+    columns += [o.columns for o in outcomes if o.columns is not None]
+    return Reduced(() if error else tuple(columns), exports, None if known == wire.UNSET else known, error)
+
+
+def agree(flag: bool, group: ProcessGroup | None) -> bool:
+    """Return whether the flag is set on any rank of the group; all of them must call it."""
+    if group is None or len(_members(group)) == 1:
+        return flag
+    return bool(_GroupLink(group).greatest(np.array([flag], np.int64))[0])
+
+
+def label(group: ProcessGroup | None) -> str | None:
+    """Return the global ranks of a group as "0,1,5", under which keys are reduced over it; None for None."""
+    if group is None:
+        return None
+    try:
+        return ",".join(map(str, _members(group)))
+    except errors.AgreementError as exc:
+        raise errors.RecordingError(str(exc)) from exc
+
+
+def count() -> int:
+    """Return how many collectives this process has issued here so far (a gather of names counts as one)."""
+    return _issued
+
+
+# -- the link: torch.distributed -------------------------------------------------------------------
+
+
+class _GroupLink:
+    """The collectives of a process group, on a device it takes; the group itself is not kept alive."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        import torch.distributed as dist
+
+        self.members = _members(group)
+        self.rank = dist.get_rank()
+        self._group = weakref.ref(group)
+        self._device = _device(group)
+
+    def gather(self, vector: Ints) -> Ints:
+        """Return the vectors of all ranks, shape (ranks, len(vector))."""
+        import torch
+        import torch.distributed as dist
+
+        # torch 2.13 renamed it, and warns of the old name
+        name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        sent = torch.from_numpy(vector).to(self._device)
+        received = torch.empty(len(self.members) * len(vector), dtype=sent.dtype, device=self._device)
+        self._issue(getattr(dist, name), received, sent)
+        return received.cpu().numpy().reshape(len(self.members), -1)
+
+    def greatest(self, vector: Ints) -> Ints:
+        """Return the elementwise maximum over the ranks."""
+        return self._all_reduce(vector, "MAX")
+
+    def total(self, vector: Floats) -> Floats:
+        """Return the elementwise sum over the ranks."""
+        return self._all_reduce(vector, "SUM")
+
+    def _all_reduce(self, vector: NDArray[Any], operation: str) -> NDArray[Any]:
+        import torch
+        import torch.distributed as dist
+
+        tensor: torch.Tensor = torch.from_numpy(vector).to(self._device)
+        self._issue(dist.all_reduce, tensor, op=getattr(dist.ReduceOp, operation))
+        return tensor.cpu().numpy()
+
+    def tell(self, what: Any) -> list[Any]:
+        """Return what each rank passed."""
+        import torch.distributed as dist
+
+        told: list[Any] = [None] * len(self.members)
+        self._issue(dist.all_gather_object, told, what)
+        return told
+
+    def _issue(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        global _issued
+        group = self._group()
+        if group is None:  # None would mean the default group
+            raise RuntimeError("the process group is gone")
+        _issued += 1
+        collective(*args, group=group, **kwargs)
+
+
+_issued = 0
+
+
+def _members(group: object) -> tuple[int, ...]:
+    """Return the global ranks of a group; an AgreementError where this process is none of them."""
+    import torch.distributed as dist
+
+    if isinstance(group, dist.ProcessGroup):
+        return tuple(dist.get_process_group_ranks(group))
+    raise errors.AgreementError(
+        f"expected a process group that contains this rank, got {type(group).__name__} {group!r}"
+    )
+
+
+def _device(group: ProcessGroup) -> str:
+    """Return the type of device the group's collectives take: "cpu" wherever it can."""
+    import torch.distributed as dist
+
+    kinds = [part.partition(":")[0] for part in dist.get_backend_config(group).split(",")]
+    return "cpu" if "cpu" in kinds else kinds[0]
+
+
+# -- the channels of this process ------------------------------------------------------------------
+
+_registry: weakref.WeakKeyDictionary[ProcessGroup, Channel] = weakref.WeakKeyDictionary()
+_registry_lock = threading.Lock()
+_routes: deque[plan.Route] = deque(maxlen=_ROUTES_KEPT)
+_NOTHING: Final = plan.Load()
+_NOWHERE: Final = plan.Route((), (), reduced=False, loads=(), local=_NOTHING)
+
+
+def _channels(*groups: ProcessGroup | None) -> tuple[list[Channel], BaseException | None]:
+    """Return the channels to enter, in order and each once; and what was wrong with a group without one."""
+    found: list[Channel] = []
+    problem: BaseException | None = None
+    for group in groups:
+        try:
+            if group is not None and (channel := _channel(group)) not in found:
+                found.append(channel)
+        except errors.AgreementError as exc:
+            problem = problem or exc
+    return found, problem
+
+
+def _channel(group: ProcessGroup) -> Channel:
+    with _registry_lock:
+        _members(group)
+        channel = _registry.get(group)
+        if channel is None:
+            channel = _registry[group] = Channel(_GroupLink(group))
+        return channel
+
+
+def _route(specs: tuple[plan.Spec, ...], channels: list[Channel], *, reduced: bool) -> plan.Route:
+    """Return the route of these specs; a steady export finds the one of last time."""
+    groups = tuple(channel.members for channel in channels)
+    for known in tuple(_routes):
+        if known.specs == specs and known.groups == groups and known.reduced == reduced:
+            return known
+    rank = channels[0].rank if channels else 0
+    fresh = plan.route(specs, groups, rank, reduced=reduced)
+    _routes.append(fresh)
+    return fresh
+
+
+def _check_shape(rows: Ints, specs: Sequence[plan.Spec]) -> None:
+    expected = (len(specs), moments.WORDS)
+    if rows.shape != expected or rows.dtype != np.int64:
+        raise errors.ReductionError(
+            f"expected int64 moments of shape {expected}, got {rows.dtype} {rows.shape}"
+        )
+
+
+def _or_unset(number: int | None) -> int:
+    return wire.UNSET if number is None else number

@@ -1,0 +1,209 @@
+"""Which segment speaks for a key at a step, and what it says beside what was committed.
+
+The one that reproduces the committed value; else the leader's (its group exports before its own, the latest
+first); else the group of the lowest role and rank that holds the key; else the workers' union.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from eventlog import moments
+
+from ..naming import Meta, Names
+from .candidates import GROUP, OWN
+from .placing import first_rows
+from .reading import codes, ints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from .candidates import Candidate
+    from .history import History
+    from .recompute import Segments
+
+    Places = NDArray[np.intp]
+
+_GROUPS: Final = 3  # the tier of groups without the leader
+_NOTHING: Final[dict[int, Any]] = {}
+_RELATIVE: Final = 1e-9  # how far sums in another order may lie apart
+_OF_VALUES: Final = 1e-12  # … where they cancel: relative to the values that were summed
+
+
+class Committed(NamedTuple):
+    """A committed number: `exact` is set when it was an integer."""
+
+    value: float
+    exact: int | None
+    time: int
+
+
+class Spoken(NamedTuple):
+    """What the log says a name was at a step; one per sub-index of a list commit."""
+
+    segment: int
+    name: str
+    number: float
+    sub_index: int
+    committed: Committed | None
+    differs: bool | None  # None: nothing was committed
+
+
+def choose(history: History, found: Segments, *, superseded: bool = False) -> list[Spoken]:
+    """Return what is said, by attempt, step and key; `superseded`: by outdated attempts too."""
+    places = np.arange(len(found)) if superseded else np.flatnonzero(~found.superseded)
+    numbers = _numbers(found, places)
+    committed = _committed(history, {name for those in numbers.values() for name in those})
+    chooser = _Chooser(found, numbers, committed)
+    return [spoken for rivals in _rivals(found, places) for spoken in chooser.speak(rivals)]
+
+
+# -- numbers -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _layout(keys: tuple[str, ...], metas: tuple[Meta, ...]) -> Names:
+    return Names(keys, metas)
+
+
+def _numbers(found: Segments, places: Places) -> dict[int, dict[str, float]]:
+    """Return segment → exported names and numbers; made candidate by candidate, which mostly look alike."""
+    numbers: dict[int, dict[str, float]] = {}
+    order = places[np.argsort(found.candidate[places], kind="stable")]
+    for those in np.split(order, first_rows(found.candidate[order])[1:]) if len(order) else ():
+        specs = [found.specs[spec] for spec in found.spec[those].tolist()]
+        keys = tuple(spec.key for spec in specs)
+        if len(set(keys)) < len(keys):  # one key over several groups of its own
+            values = [
+                _layout((s.key,), (s.meta,)).of(found.rows[[i]]) for s, i in zip(specs, those, strict=True)
+            ]
+        else:
+            together = _layout(keys, tuple(spec.meta for spec in specs)).of(found.rows[those])
+            values = [_pick(together, _layout((s.key,), (s.meta,)).names) for s in specs]
+        numbers.update(zip(those.tolist(), values, strict=True))
+    return numbers
+
+
+def _pick(values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _committed(history: History, names: set[str]) -> dict[tuple[int, int, str], dict[int, Committed]]:
+    """Return (attempt, step, name) → sub-index → what was committed last under some names."""
+    commits = history.commits
+    words = commits.table["key"].combine_chunks().dictionary.to_pylist()
+    wanted = np.array([word in names for word in words] + [False], np.bool_)  # the last: null, -1
+    places = np.flatnonzero(wanted[codes(commits.table["key"])])
+    started = np.array([producer.started_us for producer in history.reading.producers], np.int64)
+    sids = commits.sids[places]
+    numbers = ints(commits.table["commit"])[places]
+    places = places[np.lexsort((numbers, sids, started[sids]))]
+    rows = commits.table.select(["key", "value", "value_int", "sub_index"]).take(places).to_pydict()
+    attempts, steps = commits.attempts[places].tolist(), commits.steps[places].tolist()
+    times = ints(commits.table["time"])[places].tolist()
+    committed: dict[tuple[int, int, str], dict[int, Committed]] = {}
+    for attempt, step, name, value, exact, sub, time in zip(
+        attempts, steps, *(rows[n] for n in ("key", "value", "value_int", "sub_index")), times, strict=True
+    ):
+        committed.setdefault((attempt, step, name), {})[sub or 0] = Committed(value, exact, time)
+    return committed
+
+
+# -- who speaks ----------------------------------------------------------------------------------------
+
+
+def _rivals(found: Segments, places: Places) -> Iterator[list[int]]:
+    """Yield the segments of each (attempt, step, key), the one to be preferred first."""
+    made = found.candidates
+    candidate = found.candidate[places]
+    keys = sorted({spec.key for spec in found.specs})
+    place = {key: i for i, key in enumerate(keys)}
+    key = np.array([place[spec.key] for spec in found.specs], np.int64)[found.spec[places]]
+    attempt = np.array([c.attempt for c in made], np.int64)[candidate]
+    step = np.array([c.step for c in made], np.int64)[candidate]
+    time = np.array([c.time for c in made], np.int64)[candidate]
+    tier = np.array([_tier(c) for c in made], np.int64)[candidate]
+    lowest = np.where(tier == _GROUPS, found.lowest[places], 0)
+    order = np.lexsort((candidate, -time, lowest, tier, key, step, attempt))
+    firsts = first_rows(attempt[order], step[order], key[order])
+    segments, stops = places[order].tolist(), [*firsts[1:].tolist(), len(order)]
+    for start, stop in zip(firsts.tolist(), stops, strict=True):
+        yield segments[start:stop]
+
+
+def _tier(candidate: Candidate) -> int:
+    """Return the rank of a candidate where none reproduces what was committed, 0 first."""
+    if candidate.source == OWN:
+        return 2 if candidate.export_id is None else 1
+    if candidate.source == GROUP:
+        return 0 if candidate.leader else _GROUPS
+    return 4
+
+
+class _Chooser:
+    """Decides between the segments of one key at one step."""
+
+    def __init__(
+        self,
+        found: Segments,
+        numbers: Mapping[int, Mapping[str, float]],
+        committed: Mapping[tuple[int, int, str], Mapping[int, Committed]],
+    ) -> None:
+        self._found = found
+        self._numbers = numbers
+        self._committed = committed
+        self._tolerance = _tolerances(found)
+
+    def speak(self, rivals: Sequence[int]) -> Iterator[Spoken]:
+        """Yield what the best of the rivals says, for each sub-index under which the key was committed."""
+        made = self._candidate(rivals[0])
+        names = dict.fromkeys(name for segment in rivals for name in self._numbers[segment])
+        said = {name: self._committed.get((made.attempt, made.step, name), _NOTHING) for name in names}
+        subs = sorted({sub for those in said.values() for sub in those}) or [0]
+        for turn, sub in enumerate(subs):
+            those = {name: of_subs[sub] for name, of_subs in said.items() if sub in of_subs}
+            segment = self._speaker(rivals, those, turn if len(subs) > 1 else None)
+            for name, number in self._numbers[segment].items():
+                was = those.get(name)
+                differs = None if was is None else not _agree(number, was, self._tolerance[segment])
+                yield Spoken(segment, name, number, sub, was, differs)
+
+    def _candidate(self, segment: int) -> Candidate:
+        return self._found.candidates[self._found.candidate[segment]]
+
+    def _speaker(self, rivals: Sequence[int], those: Mapping[str, Committed], turn: int | None) -> int:
+        if len(rivals) > 1 and those:
+            same = (segment for segment in rivals if self._reproduces(segment, those))
+            if (segment := next(same, None)) is not None:
+                return segment
+        if turn is None:
+            return rivals[0]
+        # The parts of a list commit come from as many exports: without better knowledge in their order.
+        best = self._candidate(rivals[0])
+        peers = [s for s in rivals if _tier(self._candidate(s)) == _tier(best)][::-1]
+        return peers[min(turn, len(peers) - 1)]
+
+    def _reproduces(self, segment: int, those: Mapping[str, Committed]) -> bool:
+        numbers, tolerance = self._numbers[segment], self._tolerance[segment]
+        return all(name in numbers and _agree(numbers[name], was, tolerance) for name, was in those.items())
+
+
+def _agree(number: float, was: Committed, tolerance: float) -> bool:
+    if isinstance(number, int):
+        return number == (was.value if was.exact is None else was.exact)
+    if math.isnan(number) or math.isnan(was.value):
+        return math.isnan(number) and math.isnan(was.value)
+    return math.isclose(number, was.value, rel_tol=_RELATIVE, abs_tol=tolerance)
+
+
+def _tolerances(found: Segments) -> list[float]:
+    """Return how far a number of each segment may lie from the committed one and still agree."""
+    floats = moments.floats(found.rows)
+    largest = np.maximum(np.abs(floats[:, moments.MIN]), np.abs(floats[:, moments.MAX]))
+    return (_OF_VALUES * np.where(np.isfinite(largest), largest, 0.0)).tolist()

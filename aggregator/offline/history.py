@@ -1,0 +1,218 @@
+"""One run in columns: every record, export, window and commit on the run's timeline.
+
+Rows are worked on as columns; only windows (thousands, not records) become objects, for `timeline`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import timeline
+from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits, window_code, window_parts
+from .reading import NONE, Reading, Rows, nullable, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from .reading import Ints
+    from .timeline import Timeline, WindowKey
+
+EVALUATION: Final = "eval-rollout"  # the tracker of evaluation, as workflow_context names it
+_OF_EXPORTS: Final = ("export_id", "members", "window_first", "window_last", "reset", "outcome")
+_EXPORTS: Final = ("record_id", "time", "window", "step", "attempt", "tracker", "key", *_OF_EXPORTS)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One run on its timeline."""
+
+    reading: Reading
+    timeline: Timeline
+    made: Sequence[timeline.Export]  # the rows of `exports` as the timeline takes them
+    damaged: frozenset[WindowKey]  # windows of which records are missing
+    leaders: Mapping[int, set[str]]  # attempt → the sessions that led it
+    records: Placed
+    exports: Placed
+    windows: Placed
+    commits: Placed
+
+
+def load(path: str | Path, label: str) -> History:
+    """Read a run and place it on its timeline; raises as `reading.read` does."""
+    reading = read(path, label)
+    damaged = frozenset((s.producer.session, w) for s in reading.states for w in s.incomplete)
+    seen = _Seen(reading, damaged)
+    made = _exports(reading)
+    firsts = first_rows(reading.commits.sids, reading.commits.ints("commit"))
+    commits = _commits(reading, firsts)
+    claims = [timeline.Claim(a.number, a.session, a.resume_step) for a in reading.attempts]
+    found = timeline.resolve(seen.plain(), made, commits, claims)
+    epochs = _epochs(reading, firsts, found)
+    windows = seen.placed(found)
+    records, exports = reading.records, reading.exports
+    records = Rows(records.table.drop_columns(list(_OF_EXPORTS)), records.sids)
+    exports = Rows(exports.table.select(list(_EXPORTS)), exports.sids)
+    rows, every = seen.rows(), np.arange(len(seen.codes))
+    return History(
+        reading=reading,
+        timeline=found,
+        made=made,
+        damaged=damaged,
+        leaders=_leaders(reading, commits, found),
+        records=place(reading, records, windows, seen.of_records, found, epochs),
+        exports=place(reading, exports, windows, seen.of_exports, found, epochs),
+        windows=place(reading, rows, windows, every, found, epochs),
+        commits=place_commits(reading, found, firsts),
+    )
+
+
+class _Seen:
+    """Every window that a record, an export row or a loss tells of, sorted by (session, number)."""
+
+    def __init__(self, reading: Reading, damaged: frozenset[WindowKey]) -> None:
+        self.reading = reading
+        sid = {producer.session: i for i, producer in enumerate(reading.producers)}
+        of_records = window_code(reading.records.sids, reading.records.ints("window", 0))
+        of_exports = window_code(reading.exports.sids, reading.exports.ints("window", 0))
+        lost = np.array([window_code(sid[session], window) for session, window in damaged], np.int64)
+        self.codes = np.unique(np.concatenate([of_records, of_exports, lost]))
+        self.of_records = np.searchsorted(self.codes, of_records)
+        self.of_exports = np.searchsorted(self.codes, of_exports)
+        self.complete = ~np.isin(self.codes, lost)
+        self.sids, self.numbers = window_parts(self.codes)
+
+    def _greatest(self, name: str) -> Ints:
+        """Return the greatest value of a column in the records of each window."""
+        out = np.full(len(self.codes), NONE)
+        np.maximum.at(out, self.of_records, self.reading.records.ints(name))
+        return out
+
+    def _training(self) -> NDArray[np.bool_]:
+        other = pc.not_equal(self.reading.records.table["tracker"], EVALUATION)
+        out = np.zeros(len(self.codes), np.bool_)
+        np.logical_or.at(out, self.of_records, pc.fill_null(other, fill_value=True).to_numpy())
+        return out
+
+    def plain(self) -> list[timeline.Window]:
+        """Return the windows as the timeline takes them."""
+        sessions = [producer.session for producer in self.reading.producers]
+        columns = [
+            self.sids,
+            self.numbers,
+            *map(self._greatest, ("time", "step", "attempt")),
+            self._training(),
+        ]
+        return [
+            timeline.Window(sessions[sid], number, _some(time), _some(step), _some(attempt), trained)
+            for sid, number, time, step, attempt, trained in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+    def placed(self, found: Timeline) -> Windows:
+        """Return the windows with what the timeline says of them."""
+        sessions = [producer.session for producer in self.reading.producers]
+        keys = zip(self.sids.tolist(), self.numbers.tolist(), strict=True)
+        bindings = [found.windows[sessions[sid], number] for sid, number in keys]
+        return Windows(
+            codes=self.codes,
+            attempts=np.array([b.attempt for b in bindings], np.int64),
+            steps=np.array([NONE if b.step is None else b.step for b in bindings], np.int64),
+            bound_by=np.array([BOUND_BY.index(b.bound_by) if b.bound_by else -1 for b in bindings], np.int8),
+            complete=self.complete,
+        )
+
+    def rows(self) -> Rows:
+        """Return the windows as rows of their own."""
+        n = len(self.codes)
+        none = np.full(n, NONE)
+        columns = {
+            "window": pa.array(self.numbers),
+            "time": nullable(self._greatest("time"), pa.timestamp("us", "UTC")),
+            "step": nullable(none),
+            "attempt": nullable(none),
+            "key": pa.nulls(n, pa.large_string()),
+            "records": pa.array(np.bincount(self.of_records, minlength=n).astype(np.int64)),
+        }
+        return Rows(pa.table(columns), self.sids)
+
+
+def _some(value: int) -> int | None:
+    return None if value == NONE else value
+
+
+# -- what the timeline takes besides -----------------------------------------------------------------------
+
+
+def _exports(reading: Reading) -> list[timeline.Export]:
+    sessions = [producer.session for producer in reading.producers]
+    columns = reading.exports.table.to_pydict()
+    times = reading.exports.ints("time").tolist()
+    return [
+        timeline.Export(
+            session=sessions[sid],
+            window=columns["window"][i],
+            time=times[i],
+            export_id=columns["export_id"][i],
+            members=None if columns["members"][i] is None else tuple(columns["members"][i]),
+            first=columns["window_first"][i],
+            attempt=columns["attempt"][i],
+            step=columns["step"][i],
+            reset=columns["reset"][i] is not False,
+            ok=columns["outcome"][i] == "ok",
+            tracker=columns["tracker"][i],
+            key=columns["key"][i],
+        )
+        for i, sid in enumerate(reading.exports.sids.tolist())
+    ]
+
+
+def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit]:
+    sessions = [producer.session for producer in reading.producers]
+    commits = reading.commits.take(firsts)
+    columns = commits.table.to_pydict()
+    times = commits.ints("time").tolist()
+    return [
+        timeline.Commit(
+            session=sessions[sid],
+            number=columns["commit"][i],
+            time=times[i],
+            step=columns["global_step"][i],
+            attempt=columns["attempt"][i],
+            leader=bool(columns["leader"][i]),
+            restored=columns["restored_step"][i],
+            first=columns["window_first"][i],
+            last=columns["window_last"][i],
+        )
+        for i, sid in enumerate(commits.sids.tolist())
+    ]
+
+
+def _leaders(reading: Reading, commits: Sequence[timeline.Commit], found: Timeline) -> dict[int, set[str]]:
+    leaders: dict[int, set[str]] = {}
+    for attempt, commit in zip(found.commit_attempts, commits, strict=True):
+        if commit.leader:
+            leaders.setdefault(attempt, set()).add(commit.session)
+    for claim in reading.attempts:
+        leaders.setdefault(claim.number, {claim.session})
+    return leaders
+
+
+def _epochs(reading: Reading, firsts: NDArray[np.intp], found: Timeline) -> dict[tuple[int, int], int]:
+    """Return (attempt, step) → epoch; the leader's word stands before the others'."""
+    commits = reading.commits.take(firsts)
+    leader = pc.fill_null(commits.table["leader"], fill_value=False).to_pylist()
+    said = zip(
+        leader,
+        found.commit_attempts,
+        commits.ints("global_step").tolist(),
+        commits.ints("epoch").tolist(),
+        strict=True,
+    )
+    return {(attempt, step): epoch for _, attempt, step, epoch in sorted(said) if epoch != NONE}

@@ -1,0 +1,208 @@
+"""Rows with their place on the timeline: whose they are, which step and attempt, whether they still count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from . import timeline
+from .reading import NONE, nullable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from .reading import Bools, Ints, Reading, Rows
+    from .timeline import Timeline
+
+    Places = NDArray[np.intp]
+
+_WINDOW_BITS: Final = 40
+BOUND_BY: Final = (timeline.GIVEN, timeline.COMMIT, timeline.EXPORT, timeline.TIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows on the timeline, as columns of `table` and, what is worked on most, as arrays (null is NONE)."""
+
+    table: pa.Table
+    sids: Ints
+    windows: Ints  # as `window_code` names them
+    attempts: Ints
+    steps: Ints
+    superseded: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of a run in order, and what is known of each."""
+
+    codes: Ints  # as `window_code` names them
+    attempts: Ints
+    steps: Ints
+    bound_by: NDArray[np.int8]  # place in BOUND_BY; -1: unbound
+    complete: Bools
+
+
+def window_code(sid: Any, number: Any) -> Any:
+    """Return the number that names a window of a session; numbers sort as (session, window) does."""
+    return (sid << _WINDOW_BITS) | number
+
+
+def window_parts(codes: Ints) -> tuple[Ints, Ints]:
+    """Return (sid, number) of windows named by `window_code`."""
+    return codes >> _WINDOW_BITS, codes & ((1 << _WINDOW_BITS) - 1)
+
+
+def place(
+    reading: Reading,
+    rows: Rows,
+    windows: Windows,
+    of: Places,
+    found: Timeline,
+    epochs: Mapping[tuple[int, int], int],
+) -> Placed:
+    """Give rows the step and attempt of their windows; `of` is the window of each row.
+
+    A step that a row carries itself stands. Rows whose key a later attempt reported again for a step that
+    nobody owns any more than they do are superseded key by key.
+    """
+    given = rows.ints("step")
+    attempts = windows.attempts[of]
+    steps = np.where(given == NONE, windows.steps[of], given)
+    reason = np.where(given == NONE, windows.bound_by[of], np.int8(BOUND_BY.index(timeline.GIVEN)))
+    superseded = outdated(found, attempts, steps)
+    superseded |= replaced(attempts, steps, ~superseded & (steps != NONE), rows.codes("key"))
+    table = rows.table
+    for name, column in (
+        ("step", nullable(steps)),
+        ("attempt", pa.array(attempts)),
+        ("bound_by", pa.DictionaryArray.from_arrays(pa.array(reason, mask=reason < 0), list(BOUND_BY))),
+        ("epoch", nullable(_epochs(attempts, steps, epochs))),
+        ("superseded", pa.array(superseded)),
+        ("complete", pa.array(windows.complete[of])),
+    ):
+        table = _with_column(table, name, column)
+    table = identified(reading, table, rows.sids)
+    return Placed(table, rows.sids, windows.codes[of], attempts, steps, superseded)
+
+
+def place_commits(reading: Reading, found: Timeline, firsts: Places) -> Placed:
+    """Give commit rows their attempt and say which of them a later one replaced.
+
+    Of the rows of one key, step and sub-index the later commit wins; of a key at a step that several
+    attempts report, the later attempt, whole. `firsts` are the places of each commit's first row.
+    """
+    rows = reading.commits
+    counts = np.diff(np.append(firsts, rows.table.num_rows))
+    attempts = np.repeat(np.array(found.commit_attempts, np.int64), counts)
+    steps = rows.ints("global_step")
+    superseded = outdated(found, attempts, steps)
+    metric = rows.table["key"].is_valid().to_numpy() & ~superseded
+    superseded |= replaced(attempts, steps, metric, rows.codes("key"))
+    started = np.array([producer.started_us for producer in reading.producers], np.int64)
+    since = np.lexsort((rows.ints("commit"), rows.sids, started[rows.sids]))
+    superseded |= _repeated(rows, steps, metric & ~superseded, since)
+    table = rows.table.set_column(rows.table.column_names.index("attempt"), "attempt", pa.array(attempts))
+    table = table.append_column("superseded", pa.array(superseded))
+    none = np.full(len(steps), NONE)
+    return Placed(identified(reading, table, rows.sids), rows.sids, none, attempts, steps, superseded)
+
+
+def outdated(found: Timeline, attempts: Ints, steps: Ints) -> Bools:
+    """Whether a later attempt owns the step of each row."""
+    owner = np.full(len(steps), NONE)
+    for attempt, first in sorted(found.owned_from.items()):
+        if first is not None:
+            owner[steps >= first] = attempt
+    return attempts < owner
+
+
+def replaced(attempts: Ints, steps: Ints, among: Bools, keys: Ints) -> Bools:
+    """Whether a later attempt holds the same key at the same step, of the rows `among`."""
+    behind = np.zeros(len(attempts), np.bool_)
+    places = np.flatnonzero(among)
+    if not len(places) or attempts[places].min() == attempts[places].max():
+        return behind  # one attempt left: nothing to compare, and no look at the keys
+    newest = _greatest(attempts[places], steps[places])
+    places = places[np.isin(steps[places], steps[places][attempts[places] < newest])]
+    newest = _greatest(attempts[places], steps[places], keys[places])
+    behind[places] = attempts[places] < newest
+    return behind
+
+
+def _greatest(values: Ints, *columns: Ints) -> Ints:
+    """Return for each row the greatest value among the rows with the same columns."""
+    numbers, n = groups(*columns)
+    greatest = np.full(n, NONE)
+    np.maximum.at(greatest, numbers, values)
+    return greatest[numbers]
+
+
+def _repeated(rows: Rows, steps: Ints, among: Bools, since: Places) -> Bools:
+    """Whether a later row of the order `since` has the same key, step and sub-index, of the rows `among`."""
+    repeated = np.zeros(len(steps), np.bool_)
+    places = since[among[since]]
+    if len(places):
+        numbers, n = groups(steps[places], rows.codes("key")[places], rows.ints("sub_index", 0)[places])
+        order = np.arange(len(places))
+        last = np.zeros(n, np.int64)
+        last[numbers] = order  # of equal indices the last assignment stands
+        repeated[places] = last[numbers] != order
+    return repeated
+
+
+def groups(*columns: Ints) -> tuple[Places, int]:
+    """Number the distinct rows of some columns in sorted order; return each row's number, and how many."""
+    numbers, n = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        values, places = np.unique(column, return_inverse=True)
+        distinct, numbers = np.unique(numbers * len(values) + places, return_inverse=True)
+        n = len(distinct)
+    return numbers, n
+
+
+def _epochs(attempts: Ints, steps: Ints, epochs: Mapping[tuple[int, int], int]) -> Ints:
+    """Return the epoch of each row; rows of one step follow each other, so few changes are looked up."""
+    firsts = first_rows(attempts, steps)
+    places = zip(attempts[firsts].tolist(), steps[firsts].tolist(), strict=True)
+    known = np.array([epochs.get(place, NONE) for place in places], np.int64)
+    return np.repeat(known, np.diff(np.append(firsts, len(steps))))
+
+
+def first_rows(*columns: Ints) -> Places:
+    """Return where rows begin that differ from the row before in any of the columns."""
+    changed = np.ones(len(columns[0]), np.bool_)
+    if len(changed):
+        changed[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(changed)
+
+
+def identified(reading: Reading, table: pa.Table, sids: Ints) -> pa.Table:
+    """Put the columns before a table that say whose each row is: run, session, role, rank, world."""
+    producers = reading.producers
+    own = {
+        "run": pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(sids), np.int32)), [reading.label]),
+        "session": _spread([p.session for p in producers], sids),
+        "role": _spread([p.role for p in producers], sids),
+        "rank": pa.array(np.array([p.rank for p in producers], np.int64)[sids]),
+        "world": _spread([p.world for p in producers], sids),
+    }
+    return pa.table({**own, **dict(zip(table.column_names, table.columns, strict=True))})
+
+
+def _spread(names: list[str], sids: Ints) -> pa.DictionaryArray:
+    values, codes = np.unique(np.array(names, np.object_), return_inverse=True)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32)[sids]), pa.array(values, pa.string())
+    )
+
+
+def _with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, column)
+    return table.append_column(name, column)

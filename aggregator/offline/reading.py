@@ -1,0 +1,137 @@
+"""What the verified reader yields of one run, gathered into one table per kind of row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventlog import RunReader, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from eventlog import Attempt, IndexRecord, Producer, SessionState
+
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
+
+NONE: Final = int(np.iinfo(np.int64).min)  # stands for null in arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in the order (session, when recorded); `sids` says whose each is."""
+
+    table: pa.Table
+    sids: Ints
+
+    def ints(self, name: str, null: int = NONE) -> Ints:
+        """Return an integer or timestamp column as an array, nulls as `null`."""
+        return ints(self.table[name], null)
+
+    def codes(self, name: str) -> Ints:
+        """Return a text column as numbers, one per distinct text; null is -1."""
+        return codes(self.table[name])
+
+    def where(self, chosen: Bools) -> Rows:
+        """Return some of the rows."""
+        return Rows(self.table.filter(pa.array(chosen)), self.sids[chosen])
+
+    def take(self, places: NDArray[np.intp]) -> Rows:
+        """Return the rows at the places."""
+        return Rows(self.table.take(pa.array(places)), self.sids[places])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run as it was recorded. A session's number, its sid, is its place in `producers`."""
+
+    label: str  # how the run is told from others
+    reader: RunReader
+    attempts: Sequence[Attempt]
+    states: Sequence[SessionState]
+    producers: Sequence[Producer]  # by role, rank, start
+    records: Rows
+    exports: Rows
+    commits: Rows
+
+
+def read(path: str | Path, label: str) -> Reading:
+    """Read all but the payload; NotARunError, FormatVersionError. Damage is listed in `reader.problems`."""
+    reader = RunReader(path)
+    found = list(reader.records())
+    committed = list(reader.commits())
+    states = sorted(reader.sessions(), key=lambda state: order(state.producer))
+    producers = [state.producer for state in states]
+    place = {producer.session: sid for sid, producer in enumerate(producers)}
+    recorded = _gather(found, place, schema.RECORDS, "record_id")
+    is_export = pc.fill_null(pc.equal(recorded.table["kind"], "export"), fill_value=False).to_numpy()
+    return Reading(
+        label=label,
+        reader=reader,
+        attempts=reader.run.attempts(),
+        states=states,
+        producers=producers,
+        records=recorded.where(~is_export),
+        exports=recorded.where(is_export),
+        commits=_gather(committed, place, schema.COMMITS, "commit"),
+    )
+
+
+def order(producer: Producer) -> tuple[str, int, int, str]:
+    """Return the sorting key of producers."""
+    return (producer.role, producer.rank, producer.started_us, producer.session)
+
+
+def ints(column: pa.ChunkedArray, null: int = NONE) -> Ints:
+    """Return an integer or timestamp column as an array, nulls as `null`."""
+    return pc.fill_null(column.cast(pa.int64()), null).to_numpy()
+
+
+def codes(column: pa.ChunkedArray) -> Ints:
+    """Return a text column (encoded, as `read` leaves them) as numbers, one per distinct text; null is -1."""
+    encoded = column.combine_chunks()
+    return pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64)
+
+
+def nullable(values: Ints, kind: pa.DataType | None = None) -> pa.Array:
+    """Return an array as a column, NONE as null."""
+    column = pa.array(values, mask=values == NONE)
+    return column if kind is None else column.cast(kind)
+
+
+def _gather(
+    frames: Iterable[tuple[Producer, IndexRecord, pa.RecordBatch]],
+    place: Mapping[str, int],
+    kind: pa.Schema,
+    number: str,
+) -> Rows:
+    """Join frames; `number` is the column that counts within a session."""
+    batches: list[pa.RecordBatch] = []
+    owners: list[int] = []
+    for producer, _, batch in frames:
+        batches.append(batch)
+        owners.append(place[producer.session])
+    table = _encoded(pa.Table.from_batches(batches, kind).combine_chunks())
+    sids = np.repeat(np.array(owners, np.int64), [batch.num_rows for batch in batches])
+    rows = Rows(table, sids)
+    numbers = rows.ints(number, 0)
+    back = (np.diff(sids) < 0) | ((np.diff(sids) == 0) & (np.diff(numbers) < 0))
+    # Almost never needed, and copying every column costs more than all the rest.
+    return rows.take(np.lexsort((numbers, sids))) if back.any() else rows
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    """Return the table with its texts as codes: they are few, and compared by the hundred thousand."""
+    columns = {
+        name: pc.dictionary_encode(column) if pa.types.is_large_string(column.type) else column
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return pa.table(columns)

@@ -1,0 +1,223 @@
+"""The log's own account of a key at a step: its records merged as the export merged them.
+
+A *segment* is one key of one candidate: its records on each rank merged in the order they were made, then the
+ranks in the order of the group, so that live and offline agree to the bit where one export made the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from eventlog import Kind, ReduceType, Spread, moments
+
+from ..naming import Meta
+from .candidates import ALL, Candidate, Member, Part, candidates
+from .placing import groups, outdated, replaced, window_code
+from .reading import codes, ints
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from .history import History
+    from .reading import Bools, Ints
+
+    Places = NDArray[np.intp]
+
+_INTEGER_WORDS: Final = ("present", "count", "nan", "pos_inf", "neg_inf", "int_sum")
+_FLOAT_WORDS: Final = ("sum", "min", "max")
+_SPREADS: Final = tuple(Spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a key is, and over which ranks it is reduced when not over all of the export's."""
+
+    key: str
+    meta: Meta
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Keys of candidates: `rows[i]` are the moments of `specs[spec[i]]` in `candidates[candidate[i]]`.
+
+    `records` are the places of the records behind them, and `of_records` the segment each belongs to.
+    """
+
+    candidates: Sequence[Candidate]
+    specs: Sequence[Spec]
+    candidate: Ints
+    spec: Ints
+    lowest: Ints  # the first producer (its sid) that holds the key
+    rows: Ints
+    superseded: Bools
+    records: Places
+    of_records: Places
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def segments(history: History, keys: Collection[str] | None = None) -> Segments:
+    """Return the segments of every bound step, of all keys or some; those of superseded attempts too."""
+    made = _candidates(history)
+    specs, spec_of = _specs(history.records.table)
+    candidate, records = _expand(history, made)
+    allowed = _allowed(made, specs, candidate, spec_of[records])
+    allowed &= history.records.table["complete"].to_numpy()[records]
+    if keys is not None:
+        allowed &= np.array([spec.key in keys for spec in specs], np.bool_)[spec_of[records]]
+    candidate, records = candidate[allowed], records[allowed]
+    return _merge(history, made, specs, candidate, spec_of[records], records)
+
+
+def _candidates(history: History) -> list[Candidate]:
+    members = [Member(p.session, p.rank, p.world) for p in history.reading.producers]
+    return candidates(history.made, history.timeline, members, history.leaders, history.damaged)
+
+
+def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
+    """Return the distinct specs, and the number of each record's."""
+    columns = ("key", "kind", "reduce_type", "spread", "group")
+    texts = [table[name].combine_chunks().dictionary.to_pylist() for name in columns]
+    number = np.zeros(table.num_rows, np.int64)
+    for name, words in zip(columns, texts, strict=True):
+        number = number * (len(words) + 1) + codes(table[name]) + 1
+    distinct, spec_of = np.unique(number, return_inverse=True)
+    specs: list[Spec] = []
+    for value in distinct.tolist():
+        said: list[Any] = []
+        rest = value
+        for words in reversed(texts):
+            rest, place = divmod(rest, len(words) + 1)
+            said.append(words[place - 1] if place else None)
+        label, spread, reduce_type, kind, key = said
+        reduction = None if reduce_type is None else ReduceType(reduce_type)
+        specs.append(Spec(key, Meta(Kind(kind), reduction, None, Spread(spread or Spread.SHARDS)), label))
+    return specs, spec_of
+
+
+def _expand(history: History, made: Sequence[Candidate]) -> tuple[Ints, Places]:
+    """Return (candidate, record) for all records that candidates cover, in the order in which they merge."""
+    sid = {producer.session: i for i, producer in enumerate(history.reading.producers)}
+    parts = [(i, part) for i, candidate in enumerate(made) for part in candidate.parts]
+    wanted = np.array([window_code(sid[part.session], part.window) for _, part in parts], np.int64)
+    windows = history.records.windows
+    order = np.argsort(windows, kind="stable")
+    first = np.searchsorted(windows, wanted, "left", order)
+    count = np.searchsorted(windows, wanted, "right", order) - first
+    starts = np.cumsum(count) - count
+    records = order[np.arange(count.sum()) + np.repeat(first - starts, count)]
+    kept = np.ones(len(records), np.bool_)
+    for (_, part), start, n in zip(parts, starts.tolist(), count.tolist(), strict=True):
+        if part.only != ALL or part.gone:
+            kept[start : start + n] = _covered(history.records.table, records[start : start + n], part)
+    candidate = np.repeat(np.array([i for i, _ in parts], np.int64), count)
+    return candidate[kept], records[kept]
+
+
+def _covered(table: pa.Table, records: Places, part: Part) -> Bools:
+    """Whether each record is among what a single-tracker or single-key export covered."""
+    rows = table.select(["tracker", "key"]).take(records)
+    pairs = list(zip(rows["tracker"].to_pylist(), rows["key"].to_pylist(), strict=True))
+
+    def matches(pattern: tuple[str | None, str | None]) -> Bools:
+        tracker, key = pattern
+        return np.array([tracker in (None, t) and key in (None, k) for t, k in pairs], np.bool_)
+
+    covered = matches(part.only)
+    for pattern in part.gone:
+        covered &= ~matches(pattern)
+    return covered
+
+
+def _allowed(made: Sequence[Candidate], specs: Sequence[Spec], candidate: Ints, spec: Ints) -> Bools:
+    """Whether a candidate takes a spec.
+
+    A key with a group of its own needs an export over all of that group (or its process alone); the other
+    keys never travel over a call's second group.
+    """
+    labels = sorted({s.label for s in specs if s.label is not None})
+    ranks = [frozenset(map(int, label.split(","))) for label in labels]
+    takes = [[not c.second, *(c.members is None or group <= set(c.members) for group in ranks)] for c in made]
+    label = np.array([0 if s.label is None else labels.index(s.label) + 1 for s in specs], np.int64)
+    return np.array(takes, np.bool_).reshape(len(made), -1)[candidate, label[spec]]
+
+
+def _merge(
+    history: History,
+    made: Sequence[Candidate],
+    specs: Sequence[Spec],
+    candidate: Ints,
+    spec: Ints,
+    records: Places,
+) -> Segments:
+    sids = history.records.sids[records]
+    # On each rank first, in the order of the records; then over the ranks, in the order of the group.
+    of_rank, at = _numbered(candidate, sids, spec)
+    by_rank = moments.pool(_moments(history.records.table, records), of_rank, len(at))
+    of_segment, first = _numbered(candidate[at], spec[at])
+    spreads = np.array([_SPREADS.index(s.meta.spread) for s in specs], np.int8)[spec[at]]
+    # Copies of one value count once: the first rank's.
+    counted = (spreads != _SPREADS.index(Spread.REPLICATED)) | np.isin(np.arange(len(at)), first)
+    rows = moments.pool(by_rank[counted], of_segment[counted], len(first))
+    _count_shares_once(rows, by_rank, of_segment, spreads == _SPREADS.index(Spread.SHARES))
+    lowest = np.full(len(first), len(history.reading.producers))
+    np.minimum.at(lowest, of_segment, sids[at])
+    where = at[first]
+    kept = counted[of_rank]
+    return Segments(
+        candidates=made,
+        specs=specs,
+        candidate=candidate[where],
+        spec=spec[where],
+        lowest=lowest,
+        rows=rows,
+        superseded=_superseded(history, made, specs, candidate[where], spec[where]),
+        records=records[kept],
+        of_records=of_segment[of_rank[kept]],
+    )
+
+
+def _numbered(*columns: Ints) -> tuple[Places, Places]:
+    """Number distinct rows in the order in which they first appear; return (numbers, first places)."""
+    numbers, _ = groups(*columns)
+    _, first, numbers = np.unique(numbers, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[numbers], first[order]
+
+
+def _moments(table: pa.Table, records: Places) -> Ints:
+    rows = np.empty((len(records), moments.WORDS), np.int64)
+    for word, name in enumerate(_INTEGER_WORDS):
+        rows[:, word] = ints(table[name], 0)[records]
+    floats = rows.view(np.float64)
+    for word, name in enumerate(_FLOAT_WORDS, moments.SUM):
+        floats[:, word] = table[name].to_numpy()[records]
+    return rows
+
+
+def _count_shares_once(rows: Ints, by_rank: Ints, of_segment: Places, shares: Bools) -> None:
+    """A number in parts is as many numbers as each rank holds parts, not as there are parts."""
+    chosen = of_segment[shares]
+    rows[chosen, moments.COUNT] = 0
+    np.maximum.at(rows[:, moments.COUNT], chosen, by_rank[shares, moments.COUNT])
+
+
+def _superseded(
+    history: History, made: Sequence[Candidate], specs: Sequence[Spec], candidate: Ints, spec: Ints
+) -> Bools:
+    attempts = np.array([c.attempt for c in made], np.int64)[candidate]
+    steps = np.array([c.step for c in made], np.int64)[candidate]
+    keys = {key: i for i, key in enumerate(sorted({s.key for s in specs}))}
+    superseded = outdated(history.timeline, attempts, steps)
+    key = np.array([keys[s.key] for s in specs], np.int64)[spec]
+    return superseded | replaced(attempts, steps, ~superseded, key)

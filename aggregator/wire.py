@@ -1,0 +1,166 @@
+"""What travels in a collective: a head that must agree, then the moments of the layout's slots.
+
+    vector = int64[HEAD + slots * moments.WORDS]        floats as their bits
+
+*Gathered* (small worlds): every rank receives every rank's vector and reduces on its own, in rank order.
+Counts are exact, a NaN cannot vanish, and the device needs no float64.
+
+*Summed* (large worlds): two all-reduces, MAX over int64 and SUM over float64. MAX carries the head as x and
+~x (the greatest and the least: unequal means disagreement), extremes as integers of the same order, and what
+is no sum (a share's count, a replicated row). SUM carries float sums as they are, and every int64 as two
+halves of 32 bits, integers that float64 adds exactly for up to 2**21 ranks: so counts stay exact, and each
+all-reduce is one vector of one type, which every backend can reduce.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from eventlog import moments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .plan import Layout
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+__all__ = ["GATHER_BYTES", "HEAD", "body", "disagreement", "fill", "maxima", "read_summed", "sums", "vector"]
+
+GATHER_BYTES = 4 << 20  # what a rank may receive before the summed form is the cheaper one
+
+# The head. MISFIT, FAILED and ATTEMPT count as their maximum, STEP must be equal among those who set it, and
+# what follows it among all.
+MISFIT, FAILED, ATTEMPT, STEP, NUMBER, EPOCH, HASH, OPERATION, RESET = range(9)
+HEAD: Final = 9
+UNSET: Final = -1
+_MUST_EQUAL: Final = {
+    NUMBER: "export number",
+    OPERATION: "operation",
+    RESET: "reset",
+    STEP: "step",
+    EPOCH: "layout epoch",
+    HASH: "layout",
+}
+_OPAQUE: Final = (OPERATION, HASH)
+_NONE: Final = np.iinfo(np.int64).min  # loses to everything in a maximum
+_HALF: Final = 0xFFFFFFFF
+_MAGNITUDE: Final = np.iinfo(np.int64).max
+_INTEGERS: Final = moments.INTS.stop - moments.INTS.start  # words of a slot that add as int64
+
+
+def vector(layout: Layout) -> Ints:
+    """Return a vector nobody has filled: an empty head, and the identity in every slot."""
+    return np.concatenate([np.zeros(HEAD, np.int64), moments.empty(len(layout.wire)).ravel()])
+
+
+def body(filled: Ints) -> Ints:
+    """View the moments in a vector, or in many along the first axes: shape (…, slots, WORDS)."""
+    return filled[..., HEAD:].reshape(*filled.shape[:-1], -1, moments.WORDS)
+
+
+def fill(blank: Ints, layout: Layout, at: Ints, rows: Ints) -> None:
+    """Put moments into the slots `at` of a vector."""
+    slots = body(blank)
+    slots[at] = rows
+    if len(layout.replicated):  # -0.0 is the same value as 0.0, and must have the same bits
+        slots.view(np.float64)[layout.replicated, moments.SUM :] += 0.0
+
+
+def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
+    """Say which word of the heads, shape (n, HEAD), should be equal and is not; None when all agree."""
+    steps = heads[heads[:, STEP] != UNSET, STEP]
+    if (heads[:, NUMBER:] == heads[0, NUMBER:]).all() and (not len(steps) or (steps == steps[0]).all()):
+        return None
+    for word, name in _MUST_EQUAL.items():
+        views: dict[int, list[str]] = {}
+        for value, rank in zip(heads[:, word].tolist(), who, strict=True):
+            if word != STEP or value != UNSET:
+                views.setdefault(value, []).append(rank)
+        if len(views) > 1:
+            ranks = [(value, ", ".join(found)) for value, found in views.items()]
+            return " but ".join(f"{name if word in _OPAQUE else f'{name} {v}'} on {r}" for v, r in ranks)
+    return None
+
+
+# -- the summed form -------------------------------------------------------------------------------
+
+
+def maxima(filled: Ints, layout: Layout) -> Ints:
+    """Return the vector for the MAX all-reduce."""
+    head = np.stack([filled[:HEAD], ~filled[:HEAD]])
+    if filled[STEP] == UNSET:
+        head[:, STEP] = _NONE
+    rows = body(filled)
+    f = rows.view(np.float64)
+    copies = rows[layout.replicated]
+    copies = np.stack([copies, ~copies])
+    copies[:, rows[layout.replicated, moments.PRESENT] == 0] = _NONE
+    return np.concatenate(
+        [
+            head.ravel(),
+            _ordered(f[:, moments.MAX]),
+            ~_ordered(f[:, moments.MIN]),
+            rows[layout.shares, moments.COUNT],
+            copies.ravel(),
+        ]
+    )
+
+
+def sums(filled: Ints) -> Floats:
+    """Return the vector for the SUM all-reduce: high halves, low halves, float sums."""
+    rows = body(filled)
+    ints = rows[:, moments.INTS]
+    floats = rows.view(np.float64)[:, moments.SUM]
+    return np.concatenate([(ints >> 32).ravel(), (ints & _HALF).ravel(), floats], dtype=np.float64)
+
+
+def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, Ints, Ints]:
+    """Read both results: (heads: greatest and least, reduced rows, positions of unequal replicated keys)."""
+    n, shares = len(layout.wire), len(layout.shares)
+    cuts = np.cumsum([2 * HEAD, n, n, shares])
+    head, top, bottom, counts, copies = np.split(greatest, cuts)
+    rows = moments.empty(n)
+    high, low, floats = np.split(summed, [n * _INTEGERS, 2 * n * _INTEGERS])
+    exact = (high.astype(np.int64) << 32) + low.astype(np.int64)
+    rows[:, moments.INTS] = exact.reshape(n, _INTEGERS)
+    rows[:, moments.PRESENT] = rows[:, moments.PRESENT] > 0
+    f = rows.view(np.float64)
+    f[:, moments.SUM] = floats
+    f[:, moments.MAX] = _from_ordered(top)
+    f[:, moments.MIN] = _from_ordered(~bottom)
+    rows[layout.shares, moments.COUNT] = counts
+    return _heads(head), rows, _copy_replicated(copies, rows, layout)
+
+
+def _heads(head: Ints) -> Ints:
+    greatest, negated = head.reshape(2, HEAD)
+    heads = np.stack([greatest, ~negated])
+    if greatest[STEP] == _NONE:
+        heads[:, STEP] = UNSET
+    return heads
+
+
+def _copy_replicated(copies: Ints, rows: Ints, layout: Layout) -> Ints:
+    """Write replicated rows, which came as greatest and least; return the positions where those differ."""
+    at = layout.replicated
+    greatest, negated = copies.reshape(2, len(at), moments.WORDS)
+    held = greatest[:, moments.PRESENT] == 1
+    rows[at[held]] = greatest[held]
+    rows[at[~held]] = moments.empty(1)
+    return at[held & (greatest != ~negated).any(axis=1)]
+
+
+def _ordered(floats: Floats) -> Ints:
+    """Map floats (no NaN) to integers of the same order, -0.0 just below 0.0."""
+    bits = np.ascontiguousarray(floats).view(np.int64)
+    return bits ^ ((bits >> 63) & _MAGNITUDE)
+
+
+def _from_ordered(integers: Ints) -> Floats:
+    return (integers ^ ((integers >> 63) & _MAGNITUDE)).view(np.float64)

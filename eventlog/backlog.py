@@ -1,0 +1,81 @@
+"""What waits to be written: jobs of one priority, bounded in bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .segment import Loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from .schema import LossCause, Stream
+
+
+@dataclass(slots=True)
+class Job:
+    """Batches of one stream to be encoded and written, and how much of them is."""
+
+    ticket: int
+    stream: Stream
+    encode: Callable[[], Iterable[pa.RecordBatch]]
+    window: int
+    first_id: int
+    last_id: int
+    nbytes: int
+    last: bool
+    rows_written: int = 0
+    bytes_written: int = 0
+
+    def ids_of(self, batch: pa.RecordBatch, *, whole: bool) -> tuple[int, int]:
+        """Return the first and last record id of a batch, which is all of the job's or a part."""
+        if whole or not batch.num_rows:
+            return self.first_id, self.last_id
+        ids = batch.column(0)
+        return ids[0].as_py(), ids[-1].as_py()
+
+    def loss(self, cause: LossCause, detail: str = "") -> Loss:
+        """Return what is lost when nothing more of the job is written."""
+        rows = max(0, self.last_id - self.first_id + 1 - self.rows_written)
+        size = max(0, self.nbytes - self.bytes_written)
+        return Loss(self.stream, cause, self.window, rows, size, detail)
+
+
+class Backlog:
+    """Jobs of one priority and the bytes they hold, the one being written included."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.jobs: deque[Job] = deque()
+        self.current: Job | None = None
+        self.bytes = 0
+        self.stalled = False  # a put waited its full time: the next ones do not, until something moves
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes more may wait; a job of any size may wait alone."""
+        return self.bytes == 0 or self.bytes + nbytes <= self.limit
+
+    def append(self, job: Job) -> None:
+        """Add a job behind the others."""
+        self.jobs.append(job)
+        self.bytes += job.nbytes
+
+    def take(self) -> Job | None:
+        """Make the first job the current one."""
+        self.current = self.jobs.popleft() if self.jobs else None
+        return self.current
+
+    def done(self, job: Job) -> None:
+        """Forget the current job."""
+        self.current = None
+        self.bytes -= job.nbytes
+        self.stalled = False
+
+    def oldest(self) -> int | None:
+        """Return the ticket of the oldest job that is not done."""
+        job = self.current or (self.jobs[0] if self.jobs else None)
+        return job.ticket if job else None

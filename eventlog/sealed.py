@@ -1,0 +1,276 @@
+"""A segment being read: what its index seals, and nothing else.
+
+An index record is believed by its own checksum, and Arrow sees a frame only after the frame's was right.
+Whatever is wrong becomes a `Problem`; no damage raises. What the writer has not finished is not damage.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from .message import is_whole, may_begin_frame, parse
+from .rundir import Problem, Problems, Producer, SegmentFile
+from .schema import (
+    ENTRY_SIZE,
+    FORMAT_MAJOR,
+    SCHEMAS,
+    IndexHeader,
+    IndexRecord,
+    RecordType,
+    crc32c,
+)
+from .segment import FINGERPRINTS, from_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Self
+
+_INDEX_CHUNK: Final = 1024 * ENTRY_SIZE
+_TAIL_HEAD: Final = 1 << 16  # enough of a frame to judge it by
+
+
+class SealedSegment:
+    """One segment as far as it is sealed; a context manager, as it holds two descriptors."""
+
+    def __init__(self, file: SegmentFile, problems: Problems, *, newest: bool) -> None:
+        """Open it; `newest`: its writer may still be at work in it, so an unsealed tail is no damage."""
+        self.file = file
+        self.data_path = file.data
+        self.index_path = file.index
+        self.header: IndexHeader | None = None  # None: nothing of the segment can be read
+        self.producer: Producer | None = None
+        self.seen_us = 0  # last sign of life, in what was read of the index
+        self.ended = False  # whether the last record read is the end record
+        self.unsealed = 0  # bytes of a frame being written, or that was when the process died
+        self._problems = problems
+        self._newest = newest
+        self._sealed = 0  # end of the last frame read of the index
+        self._schema: pa.Schema | None = None
+        self._index = self._open(self.index_path)
+        self._data = self._open(self.data_path)
+        self._size = _size(self._data)  # before the index is read: what lies behind its frames is one frame
+        self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self._index, self._data):
+            if fd is not None:
+                os.close(fd)
+        self._index = self._data = None
+
+    @property
+    def slots(self) -> int:
+        """How many whole records the index has now, the schema's included."""
+        return max(0, _size(self._index) // ENTRY_SIZE - 1)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the stream is there; a pruned segment has only its index left."""
+        return self._data is not None
+
+    @property
+    def bytes(self) -> int:
+        """Size of both files."""
+        return _size(self._index) + _size(self._data)
+
+    def _open(self, path: Path) -> int | None:
+        try:
+            return os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._report(path, f"cannot be opened: {error.strerror}")
+            return None
+
+    def _report(self, path: Path, reason: str, slot: int | None = None, offset: int | None = None) -> None:
+        self._problems.add(Problem(path, reason, slot, offset))
+
+    def _read(self, fd: int | None, size: int, offset: int) -> bytes:
+        """Read as much of it as is there."""
+        if fd is None or (size := min(size, _size(fd) - offset)) <= 0:
+            return b""
+        try:
+            data = os.pread(fd, size, offset)
+            while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+                data += more
+        except OSError as error:
+            path = self.index_path if fd == self._index else self.data_path
+            self._report(path, f"cannot be read: {error.strerror}", None, offset)
+            return b""
+        return data
+
+    # The header and the schema
+
+    def _begin(self) -> None:
+        data = self._read(self._index, ENTRY_SIZE, 0)
+        header = IndexHeader.unpack(data)
+        if header is None:
+            self._judge_header(data)
+        elif header.major > FORMAT_MAJOR:
+            got = f"{header.major}.{header.minor}"
+            self._report(self.index_path, f"expected format {FORMAT_MAJOR}.x, got {got} of a newer release")
+        elif (header.stream, header.segment) != (self.file.stream, self.file.number & 0xFFFF):
+            self._report(self.index_path, f"is of segment {header.segment} of stream {header.stream}")
+        else:
+            self._accept(header)
+
+    def _judge_header(self, data: bytes) -> None:
+        unread = f"{self._size} bytes of frames are not read"
+        if self._index is None and self._data is not None:
+            self._report(self.index_path, f"is missing: {unread}")
+        elif len(data) == ENTRY_SIZE or self._size:
+            self._report(self.index_path, f"has no intact header: {unread}")
+
+    def _accept(self, header: IndexHeader) -> None:
+        """Decide by which schema frames are parsed: the built-in one, or another minor version's own."""
+        if self._data is None:  # it was created since we looked
+            self._data = self._open(self.data_path)
+        written = self._written_schema(header.segment_uid)
+        self.producer = said = None if written is None else from_metadata(written)
+        file = self.file
+        named = (file.role, file.rank, file.started_us, file.session)
+        if said and named != (said.role, said.rank, said.started_us, said.session):
+            self._report(self.data_path, f"is of session {said.session} of {said.role}-{said.rank}")
+            return
+        self.header, self.seen_us = header, header.opened_us
+        if header.fingerprint == FINGERPRINTS[file.stream]:
+            self._schema = SCHEMAS[file.stream]
+        elif written is not None:
+            self._schema = self._understood(written)
+        elif self.slots:
+            self._report(self.data_path, "has other columns than this version, and does not say which")
+
+    def _written_schema(self, uid: bytes) -> pa.Schema | None:
+        record = IndexRecord.unpack(self._read(self._index, ENTRY_SIZE, ENTRY_SIZE), uid)
+        if record is None or (frame := self.frame(0, record)) is None:
+            return None
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(frame))
+        except (pa.ArrowException, OSError) as error:
+            self._report(self.data_path, f"has no schema: {error}", 0, 0)
+            return None
+
+    def _understood(self, written: pa.Schema) -> pa.Schema | None:
+        for field in SCHEMAS[self.file.stream]:
+            at = written.get_field_index(field.name)
+            if at >= 0 and (got := written.field(at).type) != field.type:
+                self._report(self.data_path, f"expected column {field.name} as {field.type}, got {got}")
+                return None
+        return written
+
+    # The index
+
+    def entries(self, start: int = 0) -> Iterator[tuple[int, IndexRecord | None]]:
+        """Yield the index records behind the schema's, each with its place; None for a damaged one.
+
+        Ends where the writer is now. `start` is the place to begin at.
+        """
+        if self.header is None:
+            return
+        suspects: list[tuple[int, bool]] = []
+        slot, torn = start, 0
+        while not torn and (chunk := self._read(self._index, _INDEX_CHUNK, (1 + slot) * ENTRY_SIZE)):
+            for at in range(0, len(chunk) - ENTRY_SIZE + 1, ENTRY_SIZE):
+                entry = chunk[at : at + ENTRY_SIZE]
+                record = IndexRecord.unpack(entry, self.header.segment_uid)
+                if record is None:
+                    suspects.append((slot, any(entry)))
+                else:
+                    yield from self._damaged(suspects)
+                    self._follow(record)
+                    if slot:
+                        yield slot, record
+                slot += 1
+            torn = len(chunk) % ENTRY_SIZE
+        yield from self._judge_tail(suspects, torn)
+
+    def _follow(self, record: IndexRecord) -> None:
+        self.ended = record.type == RecordType.END
+        if record.type == RecordType.FRAME:
+            self._sealed = record.offset + record.length
+        elif record.type in (RecordType.HEARTBEAT, RecordType.END):
+            self.seen_us = max(self.seen_us, record.first_id)
+
+    def _damaged(self, suspects: list[tuple[int, bool]]) -> Iterator[tuple[int, None]]:
+        for slot, _ in suspects:
+            self._report(self.index_path, "damaged index record", slot, (1 + slot) * ENTRY_SIZE)
+            yield slot, None
+        suspects.clear()
+
+    def _judge_tail(self, suspects: list[tuple[int, bool]], torn: int) -> Iterator[tuple[int, None]]:
+        """What lies behind the last good record is not yet written in a growing segment, damage in others."""
+        growing = self._newest and not self.ended
+        not_yet = growing and len(suspects) == 1 and not suspects[0][1] and not torn  # zeros of a new page
+        if suspects and not not_yet:
+            yield from self._damaged(suspects)
+        elif torn and not growing:
+            end = _size(self._index) - torn
+            self._report(self.index_path, f"ends in {torn} bytes of an index record", None, end)
+        elif self._sealed:
+            self._judge_stream(growing=growing)
+
+    def _judge_stream(self, *, growing: bool) -> None:
+        """Behind the last sealed frame may be part of one: being written, cut by a crash or a full disk."""
+        behind = max(0, self._size - self._sealed)
+        begun = self._read(self._data, min(behind, _TAIL_HEAD), self._sealed)
+        allowed = self._schema is not None and may_begin_frame(begun, behind, self._schema)
+        if not growing and (self.ended or is_whole(begun, behind)):
+            allowed = False
+        if behind and not allowed:
+            reason = f"{behind} bytes behind the last sealed frame are not read"
+            self._report(self.data_path, reason, None, self._sealed)
+        else:
+            self.unsealed = behind if growing else 0
+            self._problems.clear(self.data_path)
+
+    # Frames
+
+    def frame(self, slot: int, record: IndexRecord) -> bytes | None:
+        """Return the bytes of a frame when their checksum is right; None, and a problem, when not."""
+        if self._data is None:
+            if slot:
+                self._report(self.data_path, "is missing, with the frames its index lists")
+            return None
+        data = self._read(self._data, record.length, record.offset)
+        if len(data) < record.length:
+            reason = f"expected a frame of {record.length} bytes, got {len(data)}"
+        elif (found := crc32c(data)) != record.crc:
+            reason = f"expected checksum {record.crc:#010x}, got {found:#010x}"
+        else:
+            self._problems.clear(self.data_path, slot)
+            return data
+        self._report(self.data_path, reason, slot, record.offset)
+        return None
+
+    def batch(self, slot: int, record: IndexRecord) -> pa.RecordBatch | None:
+        """Return a frame with the columns of this version; None, and a problem, when it is damaged."""
+        if self._schema is None or (frame := self.frame(slot, record)) is None:
+            return None
+        try:
+            batch = parse(frame, self._schema)
+        except ValueError as error:
+            self._report(self.data_path, str(error), slot, record.offset)
+            return None
+        if batch.num_rows != record.rows:
+            reason = f"expected {record.rows} rows, got {batch.num_rows}"
+            self._report(self.data_path, reason, slot, record.offset)
+            return None
+        return batch if self._schema is SCHEMAS[self.file.stream] else _conform(batch, self.file)
+
+
+def _size(fd: int | None) -> int:
+    return 0 if fd is None else os.fstat(fd).st_size
+
+
+def _conform(batch: pa.RecordBatch, file: SegmentFile) -> pa.RecordBatch:
+    """Fill what another minor version lacks with null, leave out what it has more."""
+    schema = SCHEMAS[file.stream]
+    names = set(batch.schema.names)
+    columns = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,124 @@
+"""Which windows of a stream are complete, told from its index records in their order."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .schema import IndexRecord
+
+
+class WindowSet(AbstractSet[int]):
+    """A set of window numbers kept as runs, so that a hundred thousand in a row cost what one costs."""
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for number in sorted(numbers):
+            self.add(number)
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._stops[at]
+
+    def __iter__(self) -> Iterator[int]:
+        for start, stop in self.runs():
+            yield from range(start, stop)
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self.runs())
+
+    def __repr__(self) -> str:
+        return f"WindowSet({', '.join(f'{start}..{stop - 1}' for start, stop in self.runs())})"
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the runs in order, each as (first, last + 1)."""
+        return list(zip(self._starts, self._stops, strict=True))
+
+    def add(self, number: int) -> None:
+        """Add a window, fastest behind all others."""
+        self.update(number, number + 1)
+
+    def update(self, start: int, stop: int) -> None:
+        """Add the windows `start` to `stop - 1`."""
+        if start >= stop:
+            return
+        low = bisect_right(self._stops, start - 1)  # the first run that touches or lies behind
+        high = bisect_right(self._starts, stop)
+        if low < high:
+            start, stop = min(start, self._starts[low]), max(stop, self._stops[high - 1])
+        self._starts[low:high] = [start]
+        self._stops[low:high] = [stop]
+
+    def discard(self, number: int) -> None:
+        """Take a window out, if it is in."""
+        at = bisect_right(self._starts, number) - 1
+        if at < 0 or number >= self._stops[at]:
+            return
+        start, stop = self._starts.pop(at), self._stops.pop(at)
+        self.update(start, number)
+        self.update(number + 1, stop)
+
+    def copy(self) -> WindowSet:
+        """Return another set of the same windows."""
+        other = WindowSet()
+        other._starts, other._stops = self._starts.copy(), self._stops.copy()
+        return other
+
+
+class Completeness:
+    """Which windows are whole: frames 0, 1, 2 … all there and good, the last one flagged, nothing lost.
+
+    Where something unknown is missing, every window number that does not turn up again counts as incomplete.
+    """
+
+    def __init__(self) -> None:
+        self.complete = WindowSet()
+        self._broken = WindowSet()
+        self._open: dict[int, int] = {}  # window: number of its next frame
+        self._newest = -1
+        self._gap = False
+
+    @property
+    def incomplete(self) -> WindowSet:
+        """The windows seen or inferred that are not complete, as far as the index was read."""
+        windows = self._broken.copy()
+        for window in self._open:
+            windows.add(window)
+        return windows
+
+    def frame(self, record: IndexRecord, *, good: bool) -> None:
+        """Take the next frame; `good`: its bytes are what was written."""
+        window = record.window
+        if window < 0:
+            return
+        if self._gap and window > self._newest:
+            self._broken.update(self._newest + 1, window)
+            self._gap = False
+        self._newest = max(self._newest, window)
+        if not good or record.frame != self._open.get(window, 0) or window in self._broken:
+            self._break(window)
+        elif record.last_of_window:
+            self._open.pop(window, None)
+            self.complete.add(window)
+        else:
+            self._open[window] = record.frame + 1
+
+    def lost(self, window: int) -> None:
+        """Take the note that something of a window was lost."""
+        if window >= 0:
+            self._break(window)
+
+    def gap(self) -> None:
+        """Say that here something is missing, of which nothing is known."""
+        self._gap = True
+
+    def _break(self, window: int) -> None:
+        self._open.pop(window, None)
+        self.complete.discard(window)
+        self._broken.add(window)

@@ -1,0 +1,84 @@
+"""replay retells: the same story to any tracker, live and after the fact, never twice, never silently less."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backends import open_backend
+    from .backends.base import Backend, Capabilities, RunInfo
+    from .backends.memory import MemoryBackend
+    from .config import (
+        StatsLoggerConfig,
+        SwanlabConfig,
+        TensorBoardConfig,
+        TrackioConfig,
+        WandBConfig,
+        load_config,
+        redact_sensitive_config,
+    )
+    from .console import print_stats, tabulate_stats
+    from .delivery import Status
+    from .logger import StatsLogger
+    from .player import Report, play
+    from .steps import Order
+    from .version import VersionInfo, version_info
+
+_HOMES = {
+    "Backend": "backends.base",
+    "Capabilities": "backends.base",
+    "MemoryBackend": "backends.memory",
+    "Order": "steps",
+    "Report": "player",
+    "RunInfo": "backends.base",
+    "StatsLogger": "logger",
+    "StatsLoggerConfig": "config",
+    "Status": "delivery",
+    "SwanlabConfig": "config",
+    "TensorBoardConfig": "config",
+    "TrackioConfig": "config",
+    "VersionInfo": "version",
+    "WandBConfig": "config",
+    "load_config": "config",
+    "open_backend": "backends",
+    "play": "player",
+    "print_stats": "console",
+    "redact_sensitive_config": "config",
+    "tabulate_stats": "console",
+    "version_info": "version",
+}
+
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "MemoryBackend",
+    "Order",
+    "Report",
+    "RunInfo",
+    "StatsLogger",
+    "StatsLoggerConfig",
+    "Status",
+    "SwanlabConfig",
+    "TensorBoardConfig",
+    "TrackioConfig",
+    "VersionInfo",
+    "WandBConfig",
+    "load_config",
+    "open_backend",
+    "play",
+    "print_stats",
+    "redact_sensitive_config",
+    "tabulate_stats",
+    "version_info",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

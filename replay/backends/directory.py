@@ -1,0 +1,79 @@
+"""Targets that are directories: each belongs to one run and one way of writing, and says so in a small file.
+
+Two writers in one directory would hide or delete each other's points; a marker beside the files names the
+owner, and for a replay what it holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from eventlog.errors import BackendError
+from eventlog.manifest import read_json, write_json
+
+from .base import Selection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Writer = Literal["live", "replay"]
+
+MARKER = "areal-metrics.json"
+
+
+def read_marker(folder: Path) -> dict[str, Any] | None:
+    """Return what the folder's marker says, None when there is none; ManifestError when it is damaged."""
+    path = folder / MARKER
+    return read_json(path) if path.exists() else None
+
+
+def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
+    """Return the marker of a folder that is, or may become, this run's; nothing is written.
+
+    BackendError when the folder belongs to another run, or to the other of live logging and replay.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise BackendError(f"expected a directory, got a file: {folder}")
+    marker = read_marker(folder)
+    if marker is None:
+        return {"run": run_id, "writer": writer}
+    if marker.get("run") != run_id:
+        raise BackendError(
+            f"expected a directory of run {run_id}, got one of run {marker.get('run')}: give it another path: {folder}"
+        )
+    if marker.get("writer") != writer:
+        raise BackendError(
+            f"expected a directory written by {writer}, got one written by {marker.get('writer')}; "
+            f"two writers would hide each other's points: give it another path: {folder}"
+        )
+    return marker
+
+
+def write_marker(folder: Path, marker: dict[str, Any]) -> None:
+    """Create or replace the folder's marker; BackendError when the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / MARKER, marker)
+    except OSError as error:
+        raise BackendError(f"expected a directory to write to, got {error.strerror}: {folder}") from error
+
+
+def check_selection(marker: dict[str, Any], selection: Selection, folder: Path) -> None:
+    """BackendError when a rewrite with `selection` would take away from what a folder was told to hold."""
+    held = marker.get("selection")
+    if held is None:
+        return
+    keys = held["keys"]
+    before = Selection(held["since"], held["until"], None if keys is None else tuple(keys))
+    if not selection.covers(before):
+        raise BackendError(
+            f"expected a selection that includes what the target holds (since={before.since}, until={before.until}, "
+            f"keys={before.keys}), got since={selection.since}, until={selection.until}, keys={selection.keys}: "
+            f"widen it, replay to another path, or ask for a new run: {folder}"
+        )
+
+
+def with_selection(marker: dict[str, Any], selection: Selection) -> dict[str, Any]:
+    """Return the marker with what the folder holds."""
+    keys = None if selection.keys is None else list(selection.keys)
+    return {**marker, "selection": {"since": selection.since, "until": selection.until, "keys": keys}}

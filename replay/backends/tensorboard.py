@@ -1,0 +1,352 @@
+"""TensorBoard event files, written directly: no torch, no TensorFlow, one event per step.
+
+Live, each lifetime of a run appends to a file of its own; when it resumes, the file begins its points with a
+session start at the first step told, from which on readers discard what older files hold. Replay writes
+segments of a fixed number of steps under fixed names, each whole or not at all, so that the directory always
+ends as if replayed once. Live logging and replay need directories of their own.
+
+Values are float32: that is what TensorBoard's scalars are. The log keeps float64.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from eventlog.errors import BackendError, BackendMissingError
+from eventlog.schema import crc32c
+
+from ..steps import Order, Row
+from . import directory
+from .base import Capabilities, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from .base import RunInfo, Selection
+
+_log = logging.getLogger("areal_metrics.replay")
+
+STEPS_PER_SEGMENT: Final = 1000
+_EVENT_FILE: Final = re.compile(r"events\.out\.tfevents\.(\d+)(\..*)?")
+_SEGMENT: Final = re.compile(r"events\.out\.tfevents\.\d{10}\.areal")
+_FILE_VERSION: Final = "brain.Event:2"
+
+
+class TensorBoardBackend:
+    """Writes to the directory `path`; without one to RUN/tensorboard."""
+
+    name = "tensorboard"
+    capabilities = Capabilities(order=Order.FORWARD, rewinds=True)
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        if find_spec("tensorboard") is None:
+            raise BackendMissingError(
+                "expected the package tensorboard, got none: pip install 'areal-metrics[tensorboard]'"
+            )
+        self._path = None if path is None else Path(path)
+        self._file: _EventFile | None = None
+        self._resumes = False
+
+    @property
+    def target(self) -> str:
+        """The directory's absolute path; before opening, without one of its own, only its meaning."""
+        return "RUN/tensorboard" if self._path is None else str(self._path.absolute())
+
+    # -- live --------------------------------------------------------------------------------------
+
+    def open(self, run: RunInfo) -> None:
+        """Start an event file of this lifetime.
+
+        Where the directory holds event files of another run or writer, a sub-directory named after the run is
+        taken, which TensorBoard shows as a run of its own: a session start would hide the other's points.
+        """
+        folder = self._folder(run)
+        if _is_others(folder, run):
+            folder = self._path = folder / f"{run.experiment}_{run.trial}_{run.id[:8]}".replace("/", "_")
+            _log.warning(
+                "event files of another run or writer lie in %s: writing to %s", folder.parent, folder
+            )
+        marker = directory.claim(folder, run.id, "live")
+        directory.write_marker(folder, marker)
+        self._resumes = any(_event_files(folder))
+        self._file = _EventFile.create(folder, run.started)
+        self._file.append(*_about(run))
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        """Append one event with all metrics of the step; it is in the file when this returns."""
+        if self._file is None:
+            raise BackendError(
+                f"expected an open backend, got a call at step {step} before open or after close"
+            )
+        if self._resumes:
+            self._file.append(_session_start(step, time))
+            self._resumes = False
+        self._file.append(_scalars(step, metrics, time))
+
+    def last_step(self) -> int | None:
+        """Return the highest step in the directory's event files."""
+        if self._path is None:
+            return None
+        return max((step for file in _event_files(self._path) for step in _steps(file)), default=None)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def rewrite(
+        self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
+    ) -> Written:
+        """Make the directory hold exactly `rows`; segments that lie there already in this form stay untouched."""
+        folder = self._folder(run)
+        marker = directory.claim(folder, run.id, "replay")
+        if not run.fresh:
+            directory.check_selection(marker, selection, folder)
+        if foreign := [file.name for file in _event_files(folder) if not _SEGMENT.fullmatch(file.name)]:
+            raise BackendError(
+                f"expected a directory without other event files, got {foreign[0]!r}: {folder}"
+            )
+        wanted = directory.with_selection(marker, selection)
+        if not dry_run and wanted != directory.read_marker(folder):
+            directory.write_marker(folder, wanted)
+        sent = skipped = 0
+        names: set[str] = set()
+        for number, (header, events) in enumerate(_segments(run, rows)):
+            path = folder / f"events.out.tfevents.{number:010d}.areal"
+            names.add(path.name)
+            old = path.read_bytes() if path.exists() else b""
+            known = set(_records(old))
+            present = sum(event in known for event in events)
+            sent, skipped = sent + len(events) - present, skipped + present
+            data = b"".join(map(_framed, [*header, *events]))
+            if data != old and not dry_run:
+                _replace(path, data)
+        if not dry_run:
+            _remove_leftovers(folder, names)
+        return Written(sent, skipped)
+
+    def _folder(self, run: RunInfo) -> Path:
+        if self._path is None:
+            self._path = run.path / "tensorboard"
+        return self._path
+
+
+# -- the framing: length, its CRC, data, its CRC ---------------------------------------------------
+
+
+def _masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _framed(data: bytes) -> bytes:
+    head = struct.pack("<Q", len(data))
+    return head + struct.pack("<I", _masked(head)) + data + struct.pack("<I", _masked(data))
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the intact records up to the first torn or damaged one."""
+    at = 0
+    while at + 16 <= len(data):
+        head = data[at : at + 8]
+        length = int.from_bytes(head, "little")
+        body, end = data[at + 12 : at + 12 + length], at + 16 + length
+        if data[at + 8 : at + 12] != struct.pack("<I", _masked(head)) or end > len(data):
+            return
+        if data[end - 4 : end] != struct.pack("<I", _masked(body)):
+            return
+        yield body
+        at = end
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _event_files(folder: Path) -> list[Path]:
+    """Return the event files as TensorBoard finds and orders them."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if "tfevents" in entry.name)
+
+
+def _is_others(folder: Path, run: RunInfo) -> bool:
+    marker = directory.read_marker(folder)
+    if marker is None:
+        return bool(_event_files(folder))
+    return marker.get("run") != run.id or marker.get("writer") != "live"
+
+
+def _steps(file: Path) -> Iterator[int]:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record in _records(file.read_bytes()):
+        event = Event.FromString(record)
+        if any(value.HasField("simple_value") for value in event.summary.value):
+            yield event.step
+
+
+class _EventFile:
+    """One growing event file; every append is one write."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor = descriptor
+        self._path = path
+
+    @classmethod
+    def create(cls, folder: Path, started: float) -> _EventFile:
+        """Create the next file in name order: readers take files in that order, whatever the clocks say."""
+        numbers = [
+            int(match[1]) for file in _event_files(folder) if (match := _EVENT_FILE.fullmatch(file.name))
+        ]
+        number = max(numbers, default=-1) + 1
+        while True:
+            path = folder / f"events.out.tfevents.{number:010d}.areal-live"
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            except FileExistsError:
+                number += 1
+                continue
+            file = cls(descriptor, path)
+            file.append(_file_version(started))
+            return file
+
+    def append(self, *events: bytes) -> None:
+        """Append records; a torn one would hide all that follow, so after a short write nothing more is taken."""
+        if self._descriptor < 0:
+            raise BackendError(f"expected a whole event file, got one with a torn end: {self._path}")
+        data = b"".join(map(_framed, events))
+        written = 0
+        try:
+            written = os.write(self._descriptor, data)
+        finally:
+            if 0 < written < len(data):
+                self.close()
+        if written < len(data):
+            raise BackendError(f"expected to write {len(data)} bytes, wrote {written}: {self._path}")
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put a file in place as a whole. The temporary name must not contain "tfevents": readers take any that does."""
+    temporary = path.with_name(f".areal-{path.name.rsplit('.', 2)[1]}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _remove_leftovers(folder: Path, names: set[str]) -> None:
+    """Remove segments beyond the last, and temporary files of a replay that was killed."""
+    for entry in list(folder.iterdir()):
+        leftover = entry.name.startswith(".areal-") and entry.name.endswith(".tmp")
+        if leftover or (_SEGMENT.fullmatch(entry.name) and entry.name not in names):
+            entry.unlink()
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def _segments(run: RunInfo, rows: Iterable[Row]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Yield per segment the records it begins with and one record per step; number 0 describes the run."""
+    yield [_file_version(run.started), *_about(run)], []
+    events: list[bytes] = []
+    begun = 0.0
+    for row in rows:
+        begun = begun if events else row.time
+        events.append(_scalars(row.step, row.metrics, row.time))
+        if len(events) == STEPS_PER_SEGMENT:
+            yield [_file_version(begun)], events
+            events = []
+    if events:
+        yield [_file_version(begun)], events
+
+
+def _file_version(time: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
+
+
+def _session_start(step: int, time: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    start = SessionLog(status=SessionLog.SessionStatus.START)
+    return Event(wall_time=time, step=step, session_log=start).SerializeToString()
+
+
+def _scalars(step: int, metrics: Mapping[str, float], time: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()]
+    return Event(wall_time=time, step=step, summary=Summary(value=values)).SerializeToString()
+
+
+def _about(run: RunInfo) -> list[bytes]:
+    """Return events that show the config and the version info as text and as hyperparameters."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    texts = {"config": run.config, "version_info": run.version_info}
+    values = [_text(tag, content) for tag, content in texts.items() if content]
+    values += _hyperparameters(run)
+    step = run.attempt or 0
+    return [
+        Event(wall_time=run.started, step=step, summary=Summary(value=[value])).SerializeToString(
+            deterministic=True
+        )
+        for value in values
+    ]
+
+
+def _text(tag: str, content: Mapping[str, Any]) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DataType
+
+    shown = json.dumps(content, indent=2, sort_keys=True, default=str)
+    markdown = "\n".join(f"    {line}" for line in shown.splitlines())  # indented: Markdown shows it as it is
+    tensor = TensorProto(
+        dtype=DataType.DT_STRING,
+        string_val=[markdown.encode()],
+        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    )
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    return Summary.Value(tag=f"{tag}/text_summary", tensor=tensor, metadata=metadata)
+
+
+def _hyperparameters(run: RunInfo) -> list[Any]:
+    from tensorboard.plugins.hparams import summary_v2
+
+    flat = dict(_flat("", run.config))
+    if not flat:
+        return []
+    summary = summary_v2.hparams_pb(flat, trial_id=run.id, start_time_secs=run.started)
+    return list(summary.value)
+
+
+def _flat(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, float | str | bool]]:
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if hasattr(value, "items"):
+            yield from _flat(f"{name}.", value)
+        elif isinstance(value, (bool, int, float, str)):
+            yield name, value
+        elif value is not None:
+            yield name, json.dumps(value, default=str)

@@ -1,0 +1,231 @@
+"""What `StatsLogger` is configured with; AReaL's own config objects, OmegaConf's and plain dicts are taken too."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from eventlog.errors import ConfigError
+
+from .redaction import redact_sensitive_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "StatsLoggerConfig",
+    "SwanlabConfig",
+    "TensorBoardConfig",
+    "TrackioConfig",
+    "WandBConfig",
+    "load_config",
+    "log_root",
+    "redact_sensitive_config",
+    "resolve",
+]
+
+MISSING: Final = "???"  # OmegaConf's word for "must be given"
+WANDB_MODES: Final = ("online", "offline", "disabled", "shared")
+SWANLAB_MODES: Final = ("cloud", "online", "local", "offline", "disabled")
+TRACKIO_MODES: Final = ("online", "local", "disabled")
+REWIND_POLICIES: Final = ("warn", "error", "rewrite", "new_run")
+
+
+@dataclass
+class WandBConfig:
+    """Weights & Biases. What is empty is derived: project from the experiment, name from the trial."""
+
+    mode: str = "disabled"
+    wandb_base_url: str = ""
+    wandb_api_key: str = ""
+    entity: str | None = None
+    project: str | None = None
+    name: str | None = None
+    job_type: str | None = None
+    group: str | None = None
+    notes: str | None = None
+    tags: list[str] | None = None
+    config: dict[str, Any] | None = None  # accepted as AReaL does; the experiment's whole config is sent
+    id_suffix: str | None = "train"  # "timestamp": every start is a new run
+
+
+@dataclass
+class SwanlabConfig:
+    """SwanLab."""
+
+    project: str | None = None
+    name: str | None = None
+    config: dict[str, Any] | None = None  # as in WandBConfig
+    logdir: str | None = None
+    mode: str | None = "disabled"
+    api_key: str | None = field(default_factory=lambda: os.environ.get("SWANLAB_API_KEY"))
+
+
+@dataclass
+class TensorBoardConfig:
+    """TensorBoard; without a path it is off."""
+
+    path: str | None = None
+
+
+@dataclass
+class TrackioConfig:
+    """Trackio."""
+
+    mode: str = "disabled"
+    project: str | None = None
+    name: str | None = None
+    space_id: str | None = None
+
+
+@dataclass
+class StatsLoggerConfig:
+    """Which trial this is, where its logs lie, and which trackers are told.
+
+    `on_rewind` says what happens when a step comes that a tracker can no longer take: "warn" counts it and
+    warns once, "error" raises RewindError at the commit (which is in the log by then).
+    """
+
+    experiment_name: str = MISSING
+    trial_name: str = MISSING
+    fileroot: str = MISSING
+    wandb: WandBConfig = field(default_factory=WandBConfig)
+    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    on_rewind: str = "warn"
+
+
+_Section = TypeVar("_Section", WandBConfig, SwanlabConfig, TensorBoardConfig, TrackioConfig)
+
+
+def resolve(config: Any) -> StatsLoggerConfig:
+    """Return the checked logger's config of an experiment's config (its `stats_logger`), or of a bare one.
+
+    Any object or mapping with these names is taken. Names missing in the logger's part are looked up in the
+    experiment's. ConfigError names what is missing or invalid.
+    """
+    experiment = _plain(config)
+    own = _plain(_get(experiment, "stats_logger", None) or experiment)
+    resolved = StatsLoggerConfig(
+        experiment_name=_required("experiment_name", own, experiment),
+        trial_name=_required("trial_name", own, experiment),
+        fileroot=_required("fileroot", own, experiment, _get(experiment, "cluster", None)),
+        wandb=_section(WandBConfig, _get(own, "wandb", None)),
+        swanlab=_section(SwanlabConfig, _get(own, "swanlab", None)),
+        tensorboard=_section(TensorBoardConfig, _get(own, "tensorboard", None)),
+        trackio=_section(TrackioConfig, _get(own, "trackio", None)),
+        on_rewind=_get(own, "on_rewind", None) or "warn",
+    )
+    _check(resolved)
+    return resolved
+
+
+def log_root(config: StatsLoggerConfig) -> Path:
+    """Return `{fileroot}/logs/{user}/{experiment}/{trial}`; ConfigError for names that would lead elsewhere."""
+    for what, name in (("experiment_name", config.experiment_name), ("trial_name", config.trial_name)):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+            raise ConfigError(
+                f"expected stats_logger.{what} to name a directory below the log root, got {name!r}"
+            )
+    root = Path(config.fileroot).expanduser() / "logs" / _user()
+    return root / config.experiment_name / config.trial_name
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> StatsLoggerConfig:
+    """Read a YAML file with the root key `stats_logger:`; overrides are dotted: "stats_logger.wandb.mode=offline".
+
+    Raises ConfigError for a file without that key, unknown names, or when OmegaConf is not installed.
+    """
+    try:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError as error:
+        raise ConfigError(
+            "expected the package omegaconf, got none: pip install 'areal-metrics[yaml]'"
+        ) from error
+    try:
+        loaded = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        root = OmegaConf.to_container(loaded, resolve=True)
+    except (OSError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"expected a YAML file with the key stats_logger, got {error}: {path}") from error
+    own = root.get("stats_logger") if isinstance(root, dict) else None
+    if not isinstance(own, dict):
+        raise ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")
+    _refuse_unknown("stats_logger", own, StatsLoggerConfig)
+    for name, kind in _SECTIONS.items():
+        _refuse_unknown(f"stats_logger.{name}", own.get(name) or {}, kind)
+    return resolve(root)
+
+
+_SECTIONS: Final = {
+    "wandb": WandBConfig,
+    "swanlab": SwanlabConfig,
+    "tensorboard": TensorBoardConfig,
+    "trackio": TrackioConfig,
+}
+
+
+def _plain(config: Any) -> Any:
+    """Return OmegaConf's objects as dicts, so that a missing value reads as missing; everything else as it is."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
+        return omegaconf.OmegaConf.to_container(config, resolve=True)
+    return config
+
+
+def _get(config: Any, name: str, default: Any) -> Any:
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+
+
+def _required(name: str, *configs: Any) -> str:
+    for config in configs:
+        value = _get(config, name, None)
+        if value not in (None, "", MISSING):
+            return os.fspath(value)
+    raise ConfigError(f"expected stats_logger.{name}, got none: it is required")
+
+
+def _section(kind: type[_Section], given: Any) -> _Section:
+    made = kind()
+    for each in fields(kind):
+        value = _get(given, each.name, MISSING)
+        if value != MISSING:
+            setattr(made, each.name, value)
+    return made
+
+
+def _check(config: StatsLoggerConfig) -> None:
+    config.swanlab.mode = config.swanlab.mode or "disabled"
+    for what, value, valid in (
+        ("wandb.mode", config.wandb.mode, WANDB_MODES),
+        ("swanlab.mode", config.swanlab.mode, SWANLAB_MODES),
+        ("trackio.mode", config.trackio.mode, TRACKIO_MODES),
+        ("on_rewind", config.on_rewind, REWIND_POLICIES),
+    ):
+        if value not in valid:
+            raise ConfigError(f"expected stats_logger.{what} to be one of {', '.join(valid)}, got {value!r}")
+    if config.on_rewind in ("rewrite", "new_run"):
+        raise ConfigError(
+            f"expected stats_logger.on_rewind warn or error in this version, got {config.on_rewind!r}"
+        )
+    log_root(config)
+
+
+def _refuse_unknown(where: str, given: Mapping[str, Any], kind: type) -> None:
+    known = [each.name for each in fields(kind)]
+    if unknown := sorted(set(given) - set(known)):
+        raise ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"uid{os.getuid()}"

@@ -1,0 +1,252 @@
+"""Live delivery: one backend, one thread, one bounded queue. Nothing here ever stops or holds up a training.
+
+Rows are delivered in order or not at all: one that fails is tried again, and after repeated failures the
+backend is switched off, so that what it lacks is one gap at the end, which replay fills.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from eventlog.errors import BackendGoneError, RewindError, RunDirectoryError
+
+from .backends.base import capabilities_of, name_of, store_for, target_of
+from .cursor import Cursor
+from .steps import DEFAULT_WAIT, Gate, Order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .backends.base import Backend, RunInfo
+    from .steps import Row
+
+_log = logging.getLogger("areal_metrics.replay")
+
+QUEUE_ROWS: Final = 1000
+TRIES: Final = 3
+PAUSES: Final = (0.5, 2.0)  # seconds between the tries
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the live delivery to one backend stands; all counts are of steps, `withheld` of commits.
+
+    sent:     acknowledged          withheld: the target can no longer take them (replay with a new run can)
+    dropped:  not tried, because the queue was full or the backend off; replay fills them in
+    failures: tries that failed     error:    the first failure     off: switched off after repeated failures
+    """
+
+    backend: str
+    target: str
+    sent: int
+    withheld: int
+    dropped: int
+    failures: int
+    waiting: int
+    off: bool
+    error: str | None
+
+
+class Delivery:
+    """Opens a backend at once, loudly; then tells it, on a thread of its own, what `tell` hands over."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        run: RunInfo,
+        cursors: Path,
+        *,
+        wait: float = DEFAULT_WAIT,
+        queue_rows: int = QUEUE_ROWS,
+    ) -> None:
+        backend.open(run)
+        self.name = name_of(backend)
+        self._backend = backend
+        self._queue_rows = queue_rows
+        self._capabilities = capabilities_of(backend)
+        self._store = store_for(backend, cursors)
+        self._cursor, last = self._begin()
+        self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
+        self._ready: deque[Row] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._sent = self._held = self._dropped = self._failures = 0
+        self._off = False
+        self._error: str | None = None
+        self._said: set[str] = set()
+        self._thread = threading.Thread(target=self._work, name=f"areal-metrics-{self.name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, row: Row) -> bool:
+        """Hand over the metrics of one commit, at once; False when the target can no longer take all of them."""
+        with self._changed:
+            before = self._gate.withheld
+            self._enqueue(self._gate.put(row, time.monotonic()))
+            taken = self._gate.withheld == before
+            self._changed.notify()
+        if not taken:
+            self._say(
+                "withheld", f"step {row.step} is below what was told, or told already: only the log has it"
+            )
+        return taken
+
+    def hold(self, step: int) -> None:
+        """Count a row that is not to be delivered because a newer attempt of the run has taken over."""
+        with self._changed:
+            self._held += 1
+        self._say("superseded", f"a newer attempt of the run exists, nothing is sent from step {step} on")
+
+    def restored(self, step: int) -> None:
+        """Take note that the run was restored after `step`: what comes at or below it is late."""
+        with self._changed:
+            self._gate.raise_floor(step)
+
+    def status(self) -> Status:
+        """Return how things stand."""
+        with self._changed:
+            return Status(
+                backend=self.name,
+                target=target_of(self._backend),
+                sent=self._sent,
+                withheld=self._gate.withheld + self._held,
+                dropped=self._dropped,
+                failures=self._failures,
+                waiting=len(self._ready),
+                off=self._off,
+                error=self._error,
+            )
+
+    def finish(self, *, discard: bool = False) -> None:
+        """Close the open step and let the thread end after what is queued; with `discard` after what it is at."""
+        with self._changed:
+            if not self._closing:
+                self._closing = True
+                if discard:
+                    self._ready.clear()
+                else:
+                    self._enqueue(self._gate.close())
+                self._changed.notify()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread; False, after a warning, when it took longer than `timeout` seconds."""
+        self._thread.join(max(0.0, timeout))
+        if self._thread.is_alive():
+            self._say("slow", f"did not finish in time, {self.status().waiting} steps are left to replay")
+            return False
+        return True
+
+    # -- on the caller's thread, under the lock ----------------------------------------------------
+
+    def _begin(self) -> tuple[Cursor, int | None]:
+        """Return the cursor and the highest step that the target holds and keeps."""
+        cursor = self._store.load(required=not self._capabilities.reads_back)
+        if self._capabilities.rewinds:
+            return cursor, None
+        last = self._backend.last_step()
+        if last is None and not self._capabilities.reads_back:
+            last = cursor.last_step
+        if last is None:
+            cursor = Cursor(self.name, target_of(self._backend))
+        return cursor, last
+
+    def _enqueue(self, rows: list[Row]) -> None:
+        for row in rows:
+            if self._off or len(self._ready) >= self._queue_rows:
+                self._dropped += 1
+            else:
+                self._ready.append(row)
+        if self._dropped and not self._off:
+            self._say("full", "is slower than the training: steps are dropped, `replay` fills them in")
+
+    def _say(self, what: str, message: str) -> None:
+        """Warn, once for each kind of trouble; the counts are in `status()`."""
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("%s: %s", self.name, message)
+
+    # -- on the delivery's own thread --------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (row := self._next()) is not None:
+            self._deliver(row)
+        try:
+            self._backend.close()
+        except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises, the training goes on)
+            self._note(error)
+            self._say("close", f"closing failed: {error}")
+
+    def _next(self) -> Row | None:
+        """Return the next row to deliver, waiting for it; None at the end."""
+        with self._changed:
+            while not self._ready:
+                if self._closing:
+                    return None
+                now = time.monotonic()
+                self._enqueue(self._gate.tick(now))
+                if not self._ready:
+                    due = self._gate.due()
+                    self._changed.wait(None if due is None else max(0.0, due - now))
+            return self._ready.popleft()
+
+    def _deliver(self, row: Row) -> None:
+        for attempt in range(TRIES):
+            if attempt:
+                self._pause(PAUSES[attempt - 1])
+                if self._arrived(row):
+                    return self._acknowledged(row)
+            try:
+                self._backend.log(row.step, row.metrics, row.time)
+            except RewindError:
+                return self._refused(row)
+            except BackendGoneError as error:
+                self._note(error)
+                break
+            except Exception as error:  # noqa: BLE001  (as above)
+                self._note(error)
+            else:
+                return self._acknowledged(row)
+        return self._switch_off(row)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, timeout=seconds)
+
+    def _arrived(self, row: Row) -> bool:
+        """Whether a call that raised got through all the same."""
+        try:
+            last = self._backend.last_step() if self._capabilities.reads_back else None
+        except Exception:  # noqa: BLE001  (as above)
+            return False
+        return last is not None and last >= row.step and self._gate.order is not Order.ANY
+
+    def _acknowledged(self, row: Row) -> None:
+        with self._changed:
+            self._sent += 1
+            self._cursor.withheld = self._gate.withheld + self._held
+        self._cursor.took(row)
+        try:
+            self._store.save(self._cursor)
+        except RunDirectoryError as error:
+            self._say("cursor", str(error))
+
+    def _refused(self, row: Row) -> None:
+        with self._changed:
+            self._held += 1
+        self._say("withheld", f"step {row.step} was refused as too late: withheld, the log has it")
+
+    def _note(self, error: Exception) -> None:
+        with self._changed:
+            self._failures += 1
+            self._error = self._error or f"{type(error).__name__}: {error}"
+
+    def _switch_off(self, row: Row) -> None:
+        with self._changed:
+            self._off = True
+            self._dropped += 1 + len(self._ready)
+            self._ready.clear()
+        self._say("off", f"step {row.step} failed ({self._error}); switched off, `replay` fills the gap")

@@ -1,0 +1,287 @@
+"""`StatsLogger`: what was exported since the last commit becomes a step, in the log first, then in the trackers."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+import eventlog
+from eventlog.arrays import as_step
+from eventlog.errors import ConfigError, RewindError
+from eventlog.log import Log, Options
+
+from .backends import configured
+from .backends.base import RunInfo
+from .config import StatsLoggerConfig, log_root, resolve
+from .console import say, tabulate_stats
+from .delivery import Delivery
+from .metrics import flatten, without_counts
+from .redaction import redact_sensitive_config
+from .steps import Row
+from .version import version_info
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from .backends.base import Backend
+    from .delivery import Status
+
+CLOSE_SECONDS: Final = 30.0
+"""How long `close` waits for the backends, all together."""
+
+_console = logging.getLogger("areal_metrics.stats")
+_trials: WeakKeyDictionary[Log, tuple[str, str]] = WeakKeyDictionary()
+
+
+class FinetuneSpec(Protocol):
+    """What is needed to say how far a training is; AReaL's class has these names."""
+
+    total_train_epochs: int
+    steps_per_epoch: int
+    total_train_steps: int
+
+
+class StatsLogger:
+    """The committing end of a run, opened on every rank of the training.
+
+    `config` is an experiment's config with a `.stats_logger`, or a bare StatsLoggerConfig; `ft_spec` says how
+    long the training is. The log is the one that `eventlog.start` started; without one it is started here,
+    under the config's log root or in `run` (a directory, or a Log). Rank 0 is the leader: it claims the
+    attempt, tells the configured backends and those in `backends`, and prints. The others note their commits.
+
+    Raises ConfigError and BackendError for a configured backend that does not work, before anything is
+    claimed where that can be known; LogError when the log of this process belongs to another trial.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        ft_spec: FinetuneSpec | None = None,
+        *,
+        backends: Sequence[Backend] = (),
+        run: str | os.PathLike[str] | Log | None = None,
+    ) -> None:
+        self.config = resolve(config)
+        self.ft_spec = ft_spec
+        told = [*configured(self.config), *backends]
+        self._log, self._owns_log = _log_for(self.config, run)
+        self._last_commit_step = -1
+        self._restored_step: int | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self._deliveries: list[Delivery] = []
+        self.leader = _rank(self._log) == 0
+        if self.leader:
+            self._lead(redact_sensitive_config(config), told)
+
+    # -- committing --------------------------------------------------------------------------------
+
+    def commit(self, epoch: int, step: int, global_step: int, data: Any) -> bool:
+        """Make what was exported since the last commit step `global_step`; return whether that is durable.
+
+        `data` is a dict of numbers, nested ones joined with "/", or a list of dicts, which stay one step and
+        are told apart by their position. All three counts are zero-based; `step` counts within the epoch.
+        The log has everything when this returns (see `Log.commit`); backends are told in the background.
+
+        StepError for a step that is none, RecordingError for names that collide, RecordingTypeError for a
+        value that is no number: then nothing is committed. RewindError with `on_rewind: error` when a backend
+        can no longer take the step: the log has it all the same.
+        """
+        at = as_step(epoch), as_step(step), as_step(global_step)
+        rows = (
+            [flatten(each) for each in (data if isinstance(data, (list, tuple)) else [data])]
+            if self.leader
+            else []
+        )
+        now = time.time_ns() // 1000
+        durable = self._log.commit(*at, rows, restored_step=self._restored_step)
+        self._last_commit_step = max(self._last_commit_step, at[2])
+        if self.leader:
+            shown = [without_counts(row) for row in rows]
+            self._announce(*at, shown)
+            self._tell(at[2], shown, now / 1e6)
+        return durable
+
+    def state_dict(self) -> dict[str, int]:
+        """Return `last_commit_step`: the resumed run's steps are above it (-1: nothing was committed)."""
+        return {"last_commit_step": self._last_commit_step}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the state of the checkpoint that this run resumes from; call it before the first commit."""
+        restored = int(state_dict["last_commit_step"])
+        self._last_commit_step = restored
+        self._restored_step = None if restored < 0 else restored
+        if self._restored_step is not None:
+            for delivery in self._deliveries:
+                delivery.restored(self._restored_step)
+
+    def status(self) -> list[Status]:
+        """Return how the delivery to each backend stands; empty on ranks other than 0."""
+        return [delivery.status() for delivery in self._deliveries]
+
+    def print_stats(self, stats: Mapping[str, float]) -> None:
+        """Show a table of metrics: in Python's logging where INFO is switched on, else on standard output."""
+        _show(tabulate_stats(stats))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Finish every backend within `timeout` seconds, then the attempt; may be called twice."""
+        self._close("finished", "", timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and error.code in {None, 0}):
+            self.close()
+        else:
+            self._close("exception", f"{type(error).__name__}: {error}"[:500], CLOSE_SECONDS)
+
+    def _close(self, outcome: str, detail: str, timeout: float) -> None:
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._finish_backends(timeout)
+        self._log.end(outcome, detail)
+        if self._owns_log:
+            _stop(self._log)
+
+    def _finish_backends(self, timeout: float = CLOSE_SECONDS) -> None:
+        if os.getpid() != self._process:
+            return
+        atexit.unregister(self._finish_backends)
+        deadline = time.monotonic() + timeout
+        superseded = bool(self._deliveries) and self._log.superseded()
+        for delivery in self._deliveries:
+            delivery.finish(discard=superseded)
+        for delivery in self._deliveries:
+            delivery.join(deadline - time.monotonic())
+
+    # -- the leader --------------------------------------------------------------------------------
+
+    def _lead(self, config: Any, backends: Sequence[Backend]) -> None:
+        version = version_info().as_dict()
+        if not self._log.leader:
+            self._log.claim_attempt(config=config, version_info=version)
+        attempts = self._log.run.attempts()
+        about = RunInfo(
+            id=self._log.run.id,
+            experiment=self.config.experiment_name,
+            trial=self.config.trial_name,
+            path=self._log.run.path,
+            config=config,
+            version_info=version,
+            attempt=self._log.attempt,
+            started=(attempts[0].started_us if attempts else time.time_ns() // 1000) / 1e6,
+        )
+        try:
+            for backend in backends:
+                self._deliveries.append(Delivery(backend, about, about.path / "cursors"))
+        except BaseException as error:
+            self._close("exception", f"{type(error).__name__}: {error}"[:500], CLOSE_SECONDS)
+            raise
+        atexit.register(self._finish_backends)
+
+    def _tell(self, step: int, rows: list[dict[str, float]], time: float) -> None:
+        if self._deliveries and self._log.superseded():
+            for delivery in self._deliveries:
+                delivery.hold(step)
+            return
+        attempt = -1 if self._log.attempt is None else self._log.attempt
+        late: dict[str, None] = {}
+        for delivery in self._deliveries:
+            for metrics in rows:
+                if not delivery.tell(Row(step, metrics, time, {attempt: time})):
+                    late[delivery.name] = None
+        if late and self.config.on_rewind == "error":
+            raise RewindError(
+                f"expected a step that {', '.join(late)} can still take, got {step}; the log has it"
+            )
+
+    def _announce(self, epoch: int, step: int, global_step: int, rows: list[dict[str, float]]) -> None:
+        spec = self.ft_spec
+        _show(
+            f"Epoch {epoch + 1}/{_of(spec, 'total_train_epochs')} "
+            f"Step {step + 1}/{_of(spec, 'steps_per_epoch')} "
+            f"Train step {global_step + 1}/{_of(spec, 'total_train_steps')} done"
+        )
+        for number, row in enumerate(rows):
+            if len(rows) > 1:
+                _show(f"Stats ({number + 1}/{len(rows)}):")
+            self.print_stats(row)
+
+
+# -- the log, and where this process stands --------------------------------------------------------
+
+
+def _log_for(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | None) -> tuple[Log, bool]:
+    """Return the log to use, and whether it was started here."""
+    log, owns = _find_log(config, run)
+    trial = (config.experiment_name, config.trial_name)
+    known = _trials.setdefault(log, trial)
+    if known != trial:
+        raise ConfigError(
+            f"expected trial {'/'.join(known)}, whose log this process has, got {'/'.join(trial)}: "
+            f"pass run= for a second one: {log.run.path}"
+        )
+    return log, owns
+
+
+def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | None) -> tuple[Log, bool]:
+    if isinstance(run, Log):
+        return run, False
+    started = eventlog.current()
+    if run is None:
+        return (started, False) if started is not None else (_start_in(log_root(config)), True)
+    if started is None:
+        return eventlog.start(run), True
+    if Path(run).resolve() == Path(started.run.path).resolve():
+        return started, False
+    return Log(Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)), True
+
+
+def _start_in(root: Path) -> Log:
+    # AReaL's launcher writes its own logs there before we come: what marks the directory as a run is ours to make.
+    (root / "events").mkdir(parents=True, exist_ok=True)
+    return eventlog.start(root)
+
+
+def _stop(log: Log) -> None:
+    if log is eventlog.current():
+        eventlog.stop()
+    else:
+        log.close()
+
+
+def _rank(log: Log) -> int:
+    """Return the rank in torch.distributed if that runs now, else the one the log was started with."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return log.producer.rank
+
+
+# -- the console -----------------------------------------------------------------------------------
+
+
+def _of(spec: FinetuneSpec | None, name: str) -> Any:
+    return getattr(spec, name, "?")
+
+
+def _show(text: str) -> None:
+    if _console.isEnabledFor(logging.INFO) and _console.hasHandlers():
+        _console.info("%s", text if "\n" not in text else f"\n{text}")
+    else:
+        say(text)

@@ -1,0 +1,54 @@
+"""The data of a commit: what a caller hands over, and what of it trackers are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from eventlog.arrays import as_number
+from eventlog.errors import RecordingError, RecordingTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def flatten(data: Any) -> dict[str, float]:
+    """Return nested dicts of numbers as one, their names joined with "/".
+
+    RecordingTypeError names a key that is no text or a value that is no number; RecordingError a name that
+    two spellings of one path would share.
+    """
+    if not isinstance(data, Mapping):
+        raise RecordingTypeError(f"expected a dict of metrics, or a list of dicts, got {type(data).__name__}")
+    flat: dict[str, float] = {}
+    for key, value in _leaves("", data):
+        if key in flat:
+            raise RecordingError(
+                f"expected one value for {key!r}, got two: a nested dict and a name with '/'"
+            )
+        number = as_number(value, key)
+        flat[key] = float(number) if isinstance(number, int) and not -(2**63) <= number < 2**63 else number
+    return flat
+
+
+def _leaves(prefix: str, data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if not isinstance(key, str):
+            raise RecordingTypeError(
+                f"expected names of metrics to be text, got {type(key).__name__} {key!r}"
+            )
+        if not key:
+            raise RecordingError(f"expected a name, got an empty one below {prefix.rstrip('/')!r}")
+        if isinstance(value, Mapping):
+            yield from _leaves(f"{prefix}{key}/", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def without_counts(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without the tracker's own counts: `k__count` where `k` is there too."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if not (key.endswith("__count") and key.removesuffix("__count") in metrics)
+    }

@@ -1,0 +1,274 @@
+"""The verbs and the drain: what a window holds, to what it is bound, what a refused call leaves."""
+
+import asyncio
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from eventlog import moments
+from eventlog.reduction import ReduceType
+from eventlog.errors import RecordingError, RecordingTypeError
+from eventlog.frame import MaskPiece, MatrixPiece, SeriesPiece
+from eventlog.recorder import Recorder, drain, set_step
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+def mask(*bits):
+    return torch.tensor(bits, dtype=torch.bool)
+
+
+def rows(drained):
+    """Every drained row by key, in order."""
+    found = {}
+    for spec, row in zip(drained.specs, drained.rows, strict=True):
+        found.setdefault(spec.key, []).append(row)
+    return found
+
+
+def test_only_selected_values_are_looked_at(recorder):
+    """Masked-out NaN and Inf never reach the moments (report c21)."""
+    recorder.denominator({"m": mask(1, 0, 1, 0)})
+    recorder.stat("m", {"x": torch.tensor([1.0, float("nan"), 3.0, float("inf")])})
+    (row,) = rows(drain([recorder]))["x"]
+    assert (2.0, 1.0, 3.0) == (moments.mean(row), moments.least(row), moments.greatest(row))
+    assert row[moments.COUNT] == 2
+    assert row[moments.NAN] == row[moments.POS_INF] == 0
+
+
+def test_a_stat_binds_to_the_mask_current_at_its_call(recorder):
+    """A denominator registered twice pairs each stat with the mask of its own moment (report s1)."""
+    x = torch.tensor([1.0, 5.0])
+    recorder.denominator({"m": mask(1, 0)})
+    recorder.denominator({"m": mask(0, 1)})
+    recorder.stat("m", {"x": x})
+    recorder.denominator({"m": mask(1, 0)})
+    recorder.stat("m", {"x": x})
+    assert [5.0, 1.0] == [moments.mean(row) for row in rows(drain([recorder]))["x"]]
+
+
+def test_masks_and_values_are_captured_when_recorded(recorder):
+    """Changing mask or tensor in place afterwards changes nothing (report c27)."""
+    m, x = mask(1, 1, 0), torch.tensor([1.0, 2.0, 3.0])
+    recorder.denominator({"m": m})
+    recorder.stat("m", {"x": x})
+    m.fill_(True)  # noqa: FBT003
+    x.fill_(9.0)
+    found = rows(drain([recorder]))
+    assert moments.mean(found["x"][0]) == 1.5
+    assert moments.exact(found["m"][0]) == 2
+
+
+def test_several_named_masks_per_batch(recorder):
+    """The same values under two masks give two means (report c27)."""
+    x = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    recorder.denominator({"all": mask(1, 1, 1, 1), "kept": mask(1, 1, 0, 0)})
+    recorder.stat("all", {"r_all": x})
+    recorder.stat("kept", {"r_kept": x})
+    found = rows(drain([recorder]))
+    assert (0.5, 1.0) == (moments.mean(found["r_all"][0]), moments.mean(found["r_kept"][0]))
+
+
+def test_keys_carry_tracker_and_scope():
+    """Keys are tracker, then scopes, then key; a denominator's name resolves under the same scope."""
+    recorder = Recorder("rollout")
+    with recorder.scope("/a/"), recorder.scope("b"):
+        recorder.denominator({"m": mask(1)})
+        recorder.stat("m", {"x": torch.ones(1)})
+        with recorder.no_scope():
+            recorder.scalar({"s": 1})
+    drained = drain([recorder])
+    assert [spec.key for spec in drained.specs] == ["rollout/a/b/m", "rollout/a/b/x", "rollout/s"]
+    assert drained.specs[1].denominator == "rollout/a/b/m"
+
+
+def test_disable_scope_restores_on_exceptions(recorder):
+    """The scope is back after an exception inside disable_scope (report s6)."""
+    with recorder.scope("a"):
+        with pytest.raises(KeyError), recorder.no_scope():
+            raise KeyError
+        assert recorder.full_key("x") == "a/x"
+
+
+def test_scopes_belong_to_their_task_and_thread(recorder):
+    """Tasks and threads that interleave under scopes never see each other's (report s6)."""
+
+    async def task(name):
+        with recorder.scope(name):
+            await asyncio.sleep(0)
+            recorder.scalar({"v": 1})
+            await asyncio.sleep(0)
+            recorder.scalar({"v": 1})
+
+    async def main():
+        await asyncio.gather(*(task(f"t{i}") for i in range(50)))
+
+    thread = threading.Thread(target=lambda: recorder.scalar({"v": 1}))
+    with recorder.scope("main"):
+        thread.start()
+        thread.join()
+        asyncio.run(main())
+    found = rows(drain([recorder]))
+    assert {"v": 1, **{f"main/t{i}/v": 2 for i in range(50)}} == {
+        key: int(found[key][0][moments.COUNT]) for key in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.stat("nope", {"x": torch.ones(2)}), "registered denominator, got 'nope'; registered now: 'm'"),
+        (lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(3)}), r"shape \(2,\) .* for 'x', got \(3,\)"),
+        (lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(2).int()}), "floating tensor for 'x', got int32"),
+        (lambda r: r.stat("m", {"x": torch.ones(0)}), "non-empty tensor for 'x'"),
+        (lambda r: r.stat("m", {"x": torch.ones(2)}, ReduceType.SCALAR), "got SCALAR; use scalar"),
+        (lambda r: r.denominator({"ok": mask(1), "x": torch.ones(2)}), "bool tensor for denominator 'x'"),
+        (lambda r: r.scalar({"ok": 1, "bad": "nan"}), "number for 'bad', got str"),
+        (lambda r: r.counter({"ok": 1, "bad": 1.5}), "integer for counter 'bad', got 1.5"),
+        (lambda r: r.scalar({"": 1}), "non-empty key, got ''"),
+    ],
+)
+def test_a_refused_call_records_nothing(recorder, call, message):
+    """A refused call says expected, got and key, records nothing, and loses nothing recorded before."""
+    recorder.denominator({"m": mask(1, 0)})
+    recorder.stat("m", {"before": torch.ones(2)})
+    with pytest.raises(ValueError, match=message):
+        call(recorder)
+    assert ["m", "before"] == [spec.key for spec in drain([recorder]).specs]
+
+
+def test_refused_types_are_type_errors(recorder):
+    """A value of a wrong type is a TypeError too (report e2)."""
+    with pytest.raises(TypeError, match="bad"):
+        recorder.scalar({"bad": "nan"})
+    with pytest.raises(RecordingTypeError, match="expected a scope name"):
+        recorder.scope(3).__enter__()
+
+
+def test_counters_are_exact_and_bounded(recorder):
+    """Counters add exactly and refuse to leave int64 (report c11)."""
+    recorder.counter({"n": 2**62})
+    with pytest.raises(RecordingError, match="sum that fits int64 for counter 'n'"):
+        recorder.counter({"n": 2**62})
+    recorder.counter({"n": 3})
+    assert moments.exact(rows(drain([recorder]))["n"][0]) == 2**62 + 3
+
+
+def test_drain_resets_and_unknown_denominators_raise_afterwards(recorder):
+    """After a drain nothing is left, and masks must be registered anew."""
+    recorder.denominator({"m": mask(1)})
+    drain([recorder])
+    assert len(drain([recorder]).frame) == 0
+    with pytest.raises(RecordingError, match="registered now: none"):
+        recorder.stat("m", {"x": torch.ones(1)})
+
+
+def test_without_reset_each_record_is_logged_once(recorder):
+    """reset=False reduces everything again but logs only what is new, and names the windows it covers."""
+    recorder.denominator({"m": mask(1, 1)})
+    recorder.stat("m", {"x": torch.tensor([1.0, 2.0])})
+    recorder.scalar({"s": 1})
+    first = drain([recorder], reset=False)
+    recorder.stat("m", {"y": torch.tensor([3.0, 4.0])})
+    recorder.scalar({"s": 3})
+    second = drain([recorder])
+    assert ["m", "x", "s"] == [spec.key for spec in first.frame.calls.specs]
+    assert ["y", "s"] == [spec.key for spec in second.frame.calls.specs]
+    assert second.frame.denominator_ids[0] == first.frame.first_id
+    assert (first.frame.window, first.frame.window) == (first.first_window, second.first_window)
+    assert ["m", "x", "y", "s"] == [spec.key for spec in second.specs]
+    assert moments.mean(rows(second)["s"][0]) == 2.0
+
+
+def test_a_single_key_is_drained_alone(recorder):
+    """Draining one key leaves the others and their denominators usable (report s2)."""
+    recorder.denominator({"m": mask(1, 1)})
+    for key, value in (("x", 1.0), ("y", 2.0), ("x", 3.0)):
+        recorder.stat("m", {key: torch.full((2,), value)})
+    assert ["x", "x"] == [spec.key for spec in drain([recorder], key="x").specs]
+    recorder.stat("m", {"z": torch.ones(2)})
+    assert ["m"] == [spec.key for spec in drain([recorder], key="m").specs]
+    recorder.stat("m", {"w": torch.ones(2)})
+    rest = drain([recorder])
+    assert ["y", "z", "w"] == [spec.key for spec in rest.specs]
+
+
+def test_payload_pieces_hold_exactly_the_selected_values(recorder):
+    """The payload keeps the mask, the selected values in order, and every scalar with its time."""
+    recorder.denominator({"m": mask(1, 0, 1)})
+    recorder.stat("m", {"x": torch.tensor([1.0, 2.0, 3.0])})
+    recorder.scalar({"s": 4})
+    recorder.scalar({"s": 5})
+    pieces = drain([recorder]).frame.pieces
+    assert [MaskPiece, MatrixPiece, SeriesPiece] == [type(piece) for piece in pieces]
+    assert [0b101] == pieces[0].packed.tolist()
+    assert [[1.0, 3.0]] == pieces[1].matrix.tolist()
+    assert [4.0, 5.0] == pieces[2].values
+    assert pieces[2].times == sorted(pieces[2].times)
+
+
+def test_steps_given_are_kept_per_record(recorder):
+    """set_step applies from its call on; the tracker's own step goes before that of the process."""
+    try:
+        recorder.scalar({"s": 1})
+        set_step(3)
+        recorder.scalar({"s": 1})
+        recorder.set_step(4)
+        recorder.scalar({"s": 1})
+    finally:
+        set_step(None)
+    frame = drain([recorder], step=9).frame
+    assert [9, 3, 4] == frame.calls.steps
+
+
+def test_autograd_graphs_are_released_at_record(recorder):
+    """Recording keeps no reference to the graph of a tensor (report d5)."""
+
+    class Token:
+        pass
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.token = token
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    token = Token()
+    graph = weakref.ref(token)
+    x = Double.apply(torch.ones(3, requires_grad=True))
+    recorder.denominator({"m": mask(1, 1, 1)})
+    recorder.stat("m", {"x": x})
+    del x, token
+    gc.collect()
+    assert graph() is None
+
+
+def test_made_up_keys_do_not_pile_up():
+    """A key that is new in every window leaves nothing behind but a bounded table of names."""
+    recorder = Recorder()
+    for i in range(70_000):
+        recorder.scalar({f"k{i}": 1})
+        if i % 1000 == 999:
+            drain([recorder])
+    assert len(recorder._specs) < 2**16
+
+
+def test_a_producer_tensor_on_another_dtype_shares_a_mask(recorder):
+    """float32, float64 and bfloat16 under one mask are all kept, float64 exactly."""
+    recorder.denominator({"m": mask(1, 1)})
+    recorder.stat("m", {"a": torch.tensor([0.1, 0.2], dtype=torch.float64)})
+    recorder.stat("m", {"b": torch.ones(2, dtype=torch.bfloat16)})
+    drained = drain([recorder])
+    assert [np.float64, np.float32] == [p.matrix.dtype for p in drained.frame.pieces[1:]]
+    assert ["bool", "float64", "bfloat16"] == drained.frame.calls.dtypes
