@@ -1,10 +1,10 @@
-"""Exports that can be merged: for workers that share no process group, which is a rollout controller's case.
+"""Exports that can be merged: for workers that share no process group, a rollout controller's case.
 
-    stats = tracker.export().to_json()                       # on each worker, sent by any RPC
-    merged = merge_worker_stats(map(Export.from_json, answers))
+    answer = tracker.export().to_json()                      # on each worker; any RPC may carry it
+    stats = merge_worker_stats(map(Export.from_json, answers))
 
-An export remembers the moments its numbers came from, so merging is pooling: one sum over one count, true
-extremes. From plain dicts the same is read as far as it goes: a mean needs its `__count`.
+An export remembers the moments its numbers came from, so merging is pooling: one sum over one count, the true
+extremes. Plain dicts are read as far as they go: a mean needs its `__count`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from eventlog import Kind, ReduceType, Spread, errors, moments
 
-from .naming import Columns, Meta, Names
+from .naming import Columns, Meta, Names, suffixes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,53 +30,58 @@ if TYPE_CHECKING:
 __all__ = ["Export", "merge_worker_stats"]
 
 _COUNT = "__count"
+_AVG, _MIN, _MAX = "/avg", "/min", "/max"
+
+
+class _Key(NamedTuple):
+    """A key, what it is, and its moments; `plain` when they were read from bare numbers."""
+
+    key: str
+    meta: Meta
+    row: Ints
+    plain: bool = False
 
 
 class Export(dict[str, float]):
-    """The numbers of an export by name; a dict that also carries where they came from.
+    """The numbers of an export by name; a dict that also carries what they are and came from.
 
-    `update` with another export takes its moments over too. A number that is changed, added or deleted by hand
-    counts as it stands in the dict from then on. `clashes` are names that two trackers produced: the later one
-    won, except for timings, which were pooled.
+    `update` with another export takes that over too. A number that is changed, added or deleted by hand
+    counts as it stands in the dict. `clashes` are the names that two trackers or keys produced: the later one
+    won (timings of one key are no clash, they are pooled). `parts` are the moments as they came.
     """
 
     clashes: tuple[str, ...] = ()
-    _parts: tuple[Columns, ...] = ()
+    parts: tuple[Columns, ...] = ()
 
     @classmethod
     def of(cls, parts: Iterable[Columns]) -> Self:
-        """Make the export of reduced moments."""
+        """Return the export of reduced moments."""
         made = cls()
-        found = tuple(parts)
-        seen: set[str] = set()
-        for columns in found:
-            if not seen.isdisjoint(columns.names.distinct) or columns.names.ambiguous:
-                settled, made.clashes = _settle(found)
-                found = (settled,)
-                break
-            seen |= columns.names.distinct
-        for columns in found:
+        made.parts = tuple(parts)
+        if _overlap(made.parts):
+            settled, made.clashes = _settled(made.parts)
+            made.parts = (settled,)
+        for columns in made.parts:
             dict.update(made, columns.names.of(columns.rows))
-        made._parts = found
         return made
 
     @property
     def kinds(self) -> dict[str, Meta]:
-        """What each key is, by key (not by name): `ppo_actor/kl`, where the names are `ppo_actor/kl/avg`, …."""
-        return {key: meta for key, meta, _ in self._keys()}
+        """What each key is: by key (`ppo_actor/kl`), not by name (`ppo_actor/kl/avg`)."""
+        return {found.key: found.meta for found in self.split()[0]}
 
     @property
     def moments(self) -> dict[str, Ints]:
         """The moments of each key, shape (WORDS,)."""
-        return {key: row for key, _, row in self._keys()}
+        return {found.key: found.row for found in self.split()[0]}
 
     def update(self, *args: Any, **kwargs: float) -> None:
-        """Update as a dict does; from an export its moments too."""
+        """Update as a dict does, and take over what other exports carry."""
         dict.update(self, *args, **kwargs)
-        self._parts += tuple(part for other in args if isinstance(other, Export) for part in other._parts)
+        self.parts += tuple(part for other in args if isinstance(other, Export) for part in other.parts)
 
     def __or__(self, other: Any) -> Export:
-        made = type(self)()
+        made = Export()
         made.update(self)
         made.update(other)
         return made
@@ -86,110 +91,234 @@ class Export(dict[str, float]):
         return self
 
     def copy(self) -> Export:
-        """Return another export of the same."""
+        """Return another export with the same numbers."""
         return self | {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        keys, plain = self._split()
-        return _restore, (tuple(k[:2] for k in keys), np.array([k.row for k in keys]), plain)
+        keys, plain = self.split()
+        return _restored, ([tuple(found) for found in keys], plain)
 
     def to_json(self) -> str:
-        """Return strict JSON; non-finite numbers and all integers come back exactly."""
-        keys, plain = self._split()
+        """Return strict JSON from which everything comes back exactly, NaN and infinities too."""
+        keys, plain = self.split()
+        rows = [[found.key, *_meta_to_json(found.meta), *found.row.tolist()] for found in keys]
         numbers = {name: value if math.isfinite(value) else repr(value) for name, value in plain.items()}
-        rows = [[key, *_as_list(meta), *row.tolist()] for key, meta, row in keys]
         return json.dumps({"keys": rows, "numbers": numbers}, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Export:
+    def from_json(cls, text: str | bytes) -> Export:
         """Read what `to_json` wrote; a MergeError for anything else."""
         try:
             data = json.loads(text)
+            keys = [_Key(r[0], _meta_from_json(r[1:5]), np.array(r[5:], np.int64)) for r in data["keys"]]
             plain = {name: float(v) if isinstance(v, str) else v for name, v in data["numbers"].items()}
-            keys = [(row[0], _from_list(row[1:5])) for row in data["keys"]]
-            rows = np.array([row[5:] for row in data["keys"]], np.int64)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as exc:
+            return _restored(keys, plain)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
             raise errors.MergeError(f"expected an export as JSON, got {text[:80]!r}") from exc
-        return _restore(keys, rows, plain)
 
-    def _keys(self) -> list[_Key]:
-        return self._split()[0]
-
-    def _split(self) -> tuple[list[_Key], dict[str, float]]:
-        """Return the keys whose numbers all stand as their moments say, and every other number."""
-        latest: dict[str, _Key] = {}
-        for columns in self._parts:
-            latest.update((found.key, found) for found in _present(columns))
-        names, rows = _joined(latest.values())
-        said = names.of(rows)
+    def split(self) -> tuple[list[_Key], dict[str, float]]:
+        """Return the keys whose numbers all stand as their moments say, and every other number by name."""
+        latest = {found.key: found for columns in self.parts for found in _present(columns)}
+        names = _names(latest.values())
+        said = names.of(_rows(latest.values()))
         changed = {
             int(i)
             for i, name in zip(names.row_of, names.names, strict=True)
             if name in said and not _same(said[name], self.get(name))
         }
         keys = [found for i, found in enumerate(latest.values()) if i not in changed]
-        kept = frozenset(_joined(keys)[0].names)
-        return keys, {name: value for name, value in self.items() if name not in kept}
+        carried = _names(keys).distinct
+        return keys, {name: value for name, value in self.items() if name not in carried}
 
 
-class _Key(NamedTuple):
-    """A key, what it is, and its moments."""
+def _restored(keys: Iterable[tuple[Any, ...]], plain: dict[str, float]) -> Export:
+    found = [_Key(*key) for key in keys]
+    export = Export.of([Columns(_names(found), _rows(found))])
+    dict.update(export, plain)
+    return export
 
-    key: str
-    meta: Meta
-    row: Ints
+
+def _same(one: float, other: float | None) -> bool:
+    return other is not None and (one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
 
 
-def merge_worker_stats(
-    exports: Iterable[Mapping[str, float]], sum_keys: Iterable[str] = ()
-) -> Export:
+def _meta_to_json(meta: Meta) -> list[str | None]:
+    reduce_type = None if meta.reduce_type is None else meta.reduce_type.value
+    return [meta.kind.value, reduce_type, meta.denominator, meta.spread.value]
+
+
+def _meta_from_json(parts: Sequence[Any]) -> Meta:
+    kind, reduce_type, denominator, spread = parts
+    reduction = None if reduce_type is None else ReduceType(reduce_type)
+    return Meta(Kind(kind), reduction, denominator, Spread(spread))
+
+
+# -- keys of several parts -------------------------------------------------------------------------
+
+
+def _names(keys: Iterable[_Key]) -> Names:
+    found = tuple(keys)
+    return Names((key.key for key in found), (key.meta for key in found))
+
+
+def _rows(keys: Iterable[_Key]) -> Ints:
+    rows = [key.row for key in keys]
+    return np.stack(rows) if rows else moments.empty(0)
+
+
+def _present(columns: Columns) -> list[_Key]:
+    there = np.flatnonzero(columns.rows[:, moments.PRESENT]).tolist()
+    return [_Key(columns.names.keys[i], columns.names.metas[i], columns.rows[i]) for i in there]
+
+
+def _overlap(parts: tuple[Columns, ...]) -> bool:
+    seen: frozenset[str] = frozenset()
+    for columns in parts:
+        if columns.names.ambiguous or not seen.isdisjoint(columns.names.distinct):
+            return True
+        seen = seen | columns.names.distinct if seen else columns.names.distinct
+    return False
+
+
+def _settled(parts: Iterable[Columns]) -> tuple[Columns, tuple[str, ...]]:
+    """Return one part without any key twice, and the names that several keys or trackers produced."""
+    settled: dict[str, _Key] = {}
+    produced: Counter[str] = Counter()
+    for found in (found for columns in parts for found in _present(columns)):
+        before = settled.get(found.key)
+        if before is not None and before.meta == found.meta and found.meta.kind is Kind.TIMING:
+            pooled = moments.merge(np.stack([before.row, found.row])[:, np.newaxis])[0]
+            settled[found.key] = found._replace(row=pooled)
+            continue
+        settled[found.key] = found
+        produced.update(found.key + suffix for suffix in suffixes(found.meta))
+    clashes = tuple(sorted(name for name, times in produced.items() if times > 1))
+    return Columns(_names(settled.values()), _rows(settled.values())), clashes
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+
+def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterable[str] = ()) -> Export:
     """Merge the exports of workers that hold different data: one sum over one count, the true extremes.
 
     Scalars weigh by their count; counts, sums and counters add. Workers may hold any subset of keys. Plain
     dicts are taken too: a mean needs its `__count` beside it (`base__count` for `base/avg`, `base/min` and
     `base/max`), and what is to be added up without one is named in `sum_keys`. Raises a MergeError naming the
-    keys for a mean without a count, and for workers that disagree on what a key is.
+    keys for a mean without a count, and where workers disagree on what a key is.
     """
     sums = frozenset(sum_keys)
-    merged: dict[str, Meta] = {}
-    found: list[tuple[int, _Key]] = []
-    plain_keys: list[_Key] = []
-    uncounted: dict[str, int] = {}
-    workers = -1
-    for workers, export in enumerate(exports):
-        known, plain = export._split() if isinstance(export, Export) else ([], dict(export))
+    workers: list[list[_Key]] = []
+    metas: dict[str, _Key] = {}
+    uncounted: set[str] = set()
+    for export in exports:
+        keys, plain = export.split() if isinstance(export, Export) else ([], dict(export))
+        _refuse_means(keys, sums)
         read, bare = _read_plain(plain, sums)
-        uncounted |= dict.fromkeys(bare, workers)
-        for key in known:
-            _check_known(key, merged, sums)
-        found += [(workers, key) for key in (*known, *read)]
-        plain_keys += read
+        uncounted |= bare
+        workers.append([*keys, *read])
+        for key in workers[-1]:
+            metas[key.key] = _agreed(metas.get(key.key), key)
     if uncounted:
         raise errors.MergeError(
-            f"expected a count beside every mean, got none for {', '.join(map(repr, sorted(uncounted)))} "
-            "(merge the Exports themselves, or name sums in sum_keys)"
+            f"expected a count beside every mean, got none for {_listed(uncounted)} (merge the exports "
+            "themselves, or name in sum_keys what is a sum)"
         )
-    for key in plain_keys:
-        _check_plain(key, merged)
-    return _merged(found, merged, workers + 1)
+    return _pooled(workers, _names(metas.values()))
 
 
-def _merged(found: list[tuple[int, _Key]], metas: dict[str, Meta], workers: int) -> Export:
-    index = {key: i for i, key in enumerate(metas)}
-    names = Names(metas.keys(), metas.values())
+def _pooled(workers: list[list[_Key]], names: Names) -> Export:
     if names.ambiguous:
-        twice = [name for name, n in Counter(names.names).items() if n > 1]
-        raise errors.MergeError(f"expected each name from one key, got {', '.join(map(repr, twice))} from two")
-    stack = np.tile(moments.empty(len(metas)), (workers, 1, 1))
-    for worker, key in found:
-        stack[worker, index[key.key]] = key.row
-    spreads = [meta.spread for meta in metas.values()]
-    shares, replicated = (
-        np.array([i for i, spread in enumerate(spreads) if spread is wanted], np.intp)
-        for wanted in (Spread.SHARES, Spread.REPLICATED)
-    )
-    rows, unequal = moments.across(stack, shares, replicated)
+        twice = [name for name, times in Counter(names.names).items() if times > 1]
+        raise errors.MergeError(f"expected every name from one key, got {_listed(twice)} from two")
+    if not names.keys:
+        return Export()
+    index = {key: i for i, key in enumerate(names.keys)}
+    stack = np.tile(moments.empty(len(index)), (len(workers), 1, 1))
+    for i, keys in enumerate(workers):
+        for key in keys:
+            stack[i, index[key.key]] = key.row
+    of_spread = {
+        spread: np.array([i for i, meta in enumerate(names.metas) if meta.spread is spread], np.intp)
+        for spread in Spread
+    }
+    rows, unequal = moments.across(stack, of_spread[Spread.SHARES], of_spread[Spread.REPLICATED])
     if len(unequal):
-        keys = ", ".join(repr(names.keys[i]) for i in unequal)
-        raise errors.MergeError(f"expected the same on all workers (replicated), got different values of {keys}")
+        keys = _listed(names.keys[i] for i in unequal)
+        raise errors.MergeError(f"expected the same on all workers (replicated), got different {keys}")
     return Export.of([Columns(names, rows)])
+
+
+def _agreed(one: _Key | None, other: _Key) -> _Key:
+    """Return what a key is, when two workers say it; what an export says counts more than a guess."""
+    if one is None or one.meta == other.meta:
+        return other if one is None or one.plain else one
+    if not (one.plain or other.plain) or suffixes(one.meta) != suffixes(other.meta):
+        raise errors.MergeError(
+            f"key {other.key!r}: expected the same on all workers, got {one.meta} but {other.meta}"
+        )
+    for key in (one, other):
+        if key.meta.reduce_type is ReduceType.SUM and key.meta.kind is Kind.STAT:
+            return key  # integers among floats add as floats
+    return other if one.plain else one
+
+
+def _refuse_means(keys: Iterable[_Key], sums: frozenset[str]) -> None:
+    means = [key.key for key in keys if key.key in sums and suffixes(key.meta) != ("",)]
+    if means:
+        raise errors.MergeError(f"expected sums in sum_keys, got {_listed(means)}, which the exports average")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+# -- plain dicts -----------------------------------------------------------------------------------
+
+
+def _read_plain(plain: Mapping[str, float], sums: frozenset[str]) -> tuple[list[_Key], set[str]]:
+    """Read moments out of bare numbers: (keys, names of means that have no count)."""
+    left = dict(plain)
+    keys = [_sum(name, left.pop(name)) for name in plain if name in sums]
+    keys += [
+        _mean(name, ReduceType.SCALAR, left.pop(name), _count_of(name, left.pop(name + _COUNT)))
+        for name in plain
+        if name in left and name + _COUNT in left
+    ]
+    for base in [name.removesuffix(_AVG) for name in left if name.endswith(_AVG)]:
+        if base + _COUNT in left:
+            keys += _family(base, left)
+    for name in [name for name in left if name.endswith(_COUNT)]:
+        keys.append(_sum(name, _count_of(name.removesuffix(_COUNT), left.pop(name))))
+    return keys, set(left)
+
+
+def _family(base: str, left: dict[str, float]) -> list[_Key]:
+    """Take `base/avg`, its extremes (AReaL leaves infinite ones out) and its count out of `left`."""
+    number = _count_of(base, left.pop(base + _COUNT))
+    keys = [_mean(base + _AVG, ReduceType.AVG, left.pop(base + _AVG), number), _sum(base + _COUNT, number)]
+    for suffix, reduce_type in ((_MIN, ReduceType.MIN), (_MAX, ReduceType.MAX)):
+        if base + suffix in left:
+            row = moments.of([float(left.pop(base + suffix))])
+            keys.append(_Key(base + suffix, Meta(Kind.STAT, reduce_type), row, plain=True))
+    return keys
+
+
+def _mean(name: str, reduce_type: ReduceType, value: float, number: int) -> _Key:
+    row = moments.of([float(value)] if number else [])
+    row[[moments.COUNT, moments.NAN, moments.POS_INF, moments.NEG_INF]] *= number
+    moments.floats(row)[moments.SUM] *= number
+    kind = Kind.SCALAR if reduce_type is ReduceType.SCALAR else Kind.STAT
+    return _Key(name, Meta(kind, reduce_type), row, plain=True)
+
+
+def _sum(name: str, value: float) -> _Key:
+    if isinstance(value, int) and abs(value) < 2**63:
+        return _Key(name, Meta(Kind.COUNTER), moments.of_integers([1], [value])[0], plain=True)
+    return _Key(name, Meta(Kind.STAT, ReduceType.SUM), moments.of([float(value)]), plain=True)
+
+
+def _count_of(name: str, value: float) -> int:
+    if value != value or value < 0 or value != int(value):  # noqa: PLR0124 - NaN
+        raise errors.MergeError(f"key {name!r}: expected a count (a whole number), got {value!r}")
+    return int(value)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Columns", "Meta", "Names", "names"]
+__all__ = ["Columns", "Meta", "Names", "names", "suffixes"]
 
 
 class Meta(NamedTuple):
@@ -72,11 +72,16 @@ def _numbers(meta: Meta) -> Sequence[tuple[str, int]]:
     return found
 
 
+def suffixes(meta: Meta) -> tuple[str, ...]:
+    """Return what is appended to a key of this kind to name its numbers."""
+    return tuple(suffix for suffix, _ in _numbers(meta))
+
+
 class Names:
     """The names of a fixed list of keys: made once, then turns moments into numbers without a loop.
 
     Attributes: `keys` and `metas`; `names`, all that the keys can export; `row_of`, the key each belongs to;
-    `distinct`, the names as a set.
+    `distinct`, the names as a set; `ambiguous`, whether two keys share a name.
     """
 
     def __init__(self, keys: Iterable[str], metas: Iterable[Meta]) -> None:
@@ -89,6 +94,7 @@ class Names:
         ]
         self.names = [name for _, name, _ in numbers]
         self.distinct = frozenset(self.names)
+        self.ambiguous = len(self.distinct) < len(self.names)
         self.row_of = np.array([i for i, _, _ in numbers], np.intp)
         sources = np.array([source for _, _, source in numbers], np.intp)
         self._needs_values = sources < _TOTAL  # means and extremes of nothing are absent

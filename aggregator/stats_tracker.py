@@ -16,6 +16,7 @@ import inspect
 import threading
 import time
 import uuid
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -262,7 +263,14 @@ def _export(
         _note(log, drained, reduced, trackers, key, reset=reset)
     if reduced.error is not None:
         raise reduced.error
-    return Export.of(reduced.parts)
+    made = Export.of(reduced.parts)
+    if made.clashes:
+        warnings.warn(
+            f"expected each name from one tracker, got two for {', '.join(map(repr, made.clashes[:5]))}; the "
+            "later one is exported",
+            stacklevel=3,
+        )
+    return made
 
 
 def _drain(

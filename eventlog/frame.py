@@ -7,6 +7,7 @@ mask and dtype. On a device clones are kept and selected when the window is drai
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ class Masked:
 
     __slots__ = (
         "blocks", "counted", "index", "mask", "packed", "pending", "record_id", "selected", "shape", "spec",
-        "step", "time",
+        "step", "thread", "time",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, mask: Any, time: int, step: int | None) -> None:
@@ -142,6 +143,7 @@ class Masked:
         self.shape = tuple(mask.shape)
         self.time = time
         self.step = step
+        self.thread = threading.get_ident()
         self.record_id = UNLOGGED
         self.counted = False  # its own count was exported and reset; it stays usable by other keys
         self.blocks: dict[str, RowBlock] = {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TIMING_PREFIX = "timeperf/"
 _INTERNED_AT_MOST = 1 << 16
+_IN_USE_US = 60_000_000  # how long a mask outlives an export by another thread than the one that registered it
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
 _ids_lock = threading.Lock()
@@ -185,7 +186,11 @@ class Recorder:
             self._specs, self._expected = {}, {}
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
-        self.masks, self.series, self._current, self.kept_since = [], {}, {}, None
+        self.series, self.kept_since = {}, None
+        self._current = {name: masked for name, masked in self._current.items() if _in_use(masked)}
+        self.masks = list(self._current.values())
+        for masked in self.masks:
+            masked.counted, masked.blocks = True, {}
 
     def forget_key(self, key: str) -> None:
         """Drop one key; a denominator stays usable by the stats of other keys."""
@@ -195,6 +200,12 @@ class Recorder:
                 if block.of_key(key):
                     block.drop_key(key)
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
+
+
+def _in_use(masked: Masked) -> bool:
+    """Whether another thread may be between registering this mask and recording under it."""
+    fresh = time.time_ns() // 1000 - masked.time < _IN_USE_US
+    return fresh and masked.thread != threading.get_ident()
 
 
 def set_step(step: Any) -> None:

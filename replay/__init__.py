@@ -1,4 +1,4 @@
-"""replay retells: the same story to any tracker, live and after the fact, never twice, never silently less."""
+"""replay retells: one story to any tracker, live and after the fact, never twice, never silently less."""
 
 from __future__ import annotations
 

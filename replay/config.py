@@ -1,4 +1,4 @@
-"""What `StatsLogger` is configured with; AReaL's own config objects, OmegaConf's and plain dicts are taken too."""
+"""What `StatsLogger` is configured with; AReaL's own objects, OmegaConf's and plain dicts are taken too."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def resolve(config: Any) -> StatsLoggerConfig:
 
 
 def log_root(config: StatsLoggerConfig) -> Path:
-    """Return `{fileroot}/logs/{user}/{experiment}/{trial}`; ConfigError for names that would lead elsewhere."""
+    """Return `{fileroot}/logs/{user}/{experiment}/{trial}`; ConfigError for names that lead elsewhere."""
     for what, name in (("experiment_name", config.experiment_name), ("trial_name", config.trial_name)):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
@@ -139,7 +139,7 @@ def log_root(config: StatsLoggerConfig) -> Path:
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> StatsLoggerConfig:
-    """Read a YAML file with the root key `stats_logger:`; overrides are dotted: "stats_logger.wandb.mode=offline".
+    """Read a YAML file with the root key `stats_logger:`; overrides as "stats_logger.wandb.mode=offline".
 
     Raises ConfigError for a file without that key, unknown names, or when OmegaConf is not installed.
     """
@@ -151,7 +151,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             "expected the package omegaconf, got none: pip install 'areal-metrics[yaml]'"
         ) from error
     try:
-        loaded = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        loaded = OmegaConf.merge(OmegaConf.load(os.fspath(path)), OmegaConf.from_dotlist(list(overrides)))
         root = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"expected a YAML file with the key stats_logger, got {error}: {path}") from error
@@ -173,7 +173,7 @@ _SECTIONS: Final = {
 
 
 def _plain(config: Any) -> Any:
-    """Return OmegaConf's objects as dicts, so that a missing value reads as missing; everything else as it is."""
+    """Return OmegaConf's objects as dicts, in which a missing value reads as missing."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
         return omegaconf.OmegaConf.to_container(config, resolve=True)

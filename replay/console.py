@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len
 
@@ -38,10 +38,11 @@ def print_stats(
 
 def say(text: str, *, file: TextIO | None = None) -> None:
     """Print text; characters that the stream's encoding lacks are replaced, not raised."""
-    file = sys.stdout if file is None else file
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    file.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-    file.flush()
+    stream: Any = file or sys.stdout
+    if stream is not None:  # a process may have no standard output
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        stream.flush()
 
 
 def _padded(cell: str, widths: list[int], at: int) -> str:

@@ -83,7 +83,7 @@ class Delivery:
         self._thread.start()
 
     def tell(self, row: Row) -> bool:
-        """Hand over the metrics of one commit, at once; False when the target can no longer take all of them."""
+        """Hand over the metrics of one commit, at once; False when the target cannot take all of them."""
         with self._changed:
             before = self._gate.withheld
             self._enqueue(self._gate.put(row, time.monotonic()))
@@ -122,7 +122,7 @@ class Delivery:
             )
 
     def finish(self, *, discard: bool = False) -> None:
-        """Close the open step and let the thread end after what is queued; with `discard` after what it is at."""
+        """Close the open step and let the thread end after what is queued, or with `discard` right away."""
         with self._changed:
             if not self._closing:
                 self._closing = True

@@ -1,4 +1,4 @@
-"""`StatsLogger`: what was exported since the last commit becomes a step, in the log first, then in the trackers."""
+"""`StatsLogger`: what was exported since the last commit becomes a step, in the log, then in the trackers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -28,7 +27,7 @@ from .steps import Row
 from .version import version_info
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -102,13 +101,13 @@ class StatsLogger:
             if self.leader
             else []
         )
-        now = time.time_ns() // 1000
+        began = time.time()
         durable = self._log.commit(*at, rows, restored_step=self._restored_step)
         self._last_commit_step = max(self._last_commit_step, at[2])
         if self.leader:
             shown = [without_counts(row) for row in rows]
             self._announce(*at, shown)
-            self._tell(at[2], shown, now / 1e6)
+            self._tell(at[2], shown, began, time.time())
         return durable
 
     def state_dict(self) -> dict[str, int]:
@@ -116,7 +115,7 @@ class StatsLogger:
         return {"last_commit_step": self._last_commit_step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the state of the checkpoint that this run resumes from; call it before the first commit."""
+        """Take over the state of the checkpoint this run resumes from; call it before the first commit."""
         restored = int(state_dict["last_commit_step"])
         self._last_commit_step = restored
         self._restored_step = None if restored < 0 else restored
@@ -194,7 +193,8 @@ class StatsLogger:
             raise
         atexit.register(self._finish_backends)
 
-    def _tell(self, step: int, rows: list[dict[str, float]], time: float) -> None:
+    def _tell(self, step: int, rows: list[dict[str, float]], began: float, ended: float) -> None:
+        # The log stamps a commit between the two; `ended` is what a cursor needs to know the commit again.
         if self._deliveries and self._log.superseded():
             for delivery in self._deliveries:
                 delivery.hold(step)
@@ -203,7 +203,7 @@ class StatsLogger:
         late: dict[str, None] = {}
         for delivery in self._deliveries:
             for metrics in rows:
-                if not delivery.tell(Row(step, metrics, time, {attempt: time})):
+                if not delivery.tell(Row(step, metrics, began, {attempt: ended})):
                     late[delivery.name] = None
         if late and self.config.on_rewind == "error":
             raise RewindError(
@@ -253,7 +253,7 @@ def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | Non
 
 
 def _start_in(root: Path) -> Log:
-    # AReaL's launcher writes its own logs there before we come: what marks the directory as a run is ours to make.
+    # AReaL's launcher writes its own logs there before we come; this marks the directory as a run.
     (root / "events").mkdir(parents=True, exist_ok=True)
     return eventlog.start(root)
 

@@ -21,12 +21,11 @@ from .story import Story
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from .backends.base import Backend
-    from .cursor import CursorStore
     from .steps import Row
 
 _log = logging.getLogger("areal_metrics.replay")
@@ -78,8 +77,8 @@ def play(
 
     `since` and `until` bound the steps (both included), `keys` are globs. `attempts="all"` tells superseded
     steps too, where no later attempt has them; `source="recomputed"` tells what the log says instead of what
-    was committed. `cursors` is the folder that remembers what append-only targets took, RUN/cursors by default.
-    `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a bar on a terminal's stderr.
+    was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default. `new_run`
+    begins anew on every target; `dry_run` only counts; `progress` shows a bar when stderr is a terminal.
 
     Every backend is told, whatever befalls another; then the first error is raised, with the others noted.
     """
@@ -121,7 +120,7 @@ def tell_all(
 
 
 def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
-    """Return what a recorded run says about itself; without a config its names are those of its directories."""
+    """Return what a recorded run says about itself; without a config it is named after its directories."""
     attempts = run.attempts()
     config = next((attempt.config for attempt in reversed(attempts) if attempt.config), {})
     own = config.get("stats_logger") or config
@@ -226,7 +225,7 @@ class _Appending:
         return self._report(story)
 
     def _begin(self) -> tuple[Cursor, int | None]:
-        """Return the cursor and the highest step that the target holds; its own answer wins over the cursor."""
+        """Return the cursor and the highest step the target holds; its own answer wins over the cursor."""
         new = Cursor(name_of(self._backend), target_of(self._backend))
         if self._run.fresh:
             return new, None
@@ -327,7 +326,7 @@ class _Told:
 
 
 @contextmanager
-def _bar(name: str, story: Story, *, shown: bool) -> Iterator[_Told]:
+def _bar(name: str, story: Story, *, shown: bool) -> Generator[_Told]:
     if not (shown and sys.stderr.isatty()):
         yield _Told(story, lambda _: None)
         return

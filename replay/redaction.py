@@ -43,7 +43,7 @@ def redact_sensitive_config(config: Any) -> Any:
 
     Taken as a secret: what stands under a name such as api_key, hf_token, secret or password (also as
     `name=value` within a text or as an option before its value in a list), and text that looks like a known
-    kind of key, a bearer token, a private key or a password within a URL. Dataclasses, mappings, lists, tuples
+    kind of key, a bearer token, a private key or a password within a URL. Dataclasses, mappings, lists
     and objects with attributes may be nested at will; the argument is not changed.
     """
     return _redact(config, 0)

@@ -1,4 +1,4 @@
-"""What a run committed, as the sequence of rows that targets are told; built from the table of its metrics."""
+"""What a run committed, as the rows that targets are told; built from the table of its metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from .metrics import without_counts
 from .steps import Gate, Order, Row
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .backends.base import Selection
+
+pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
 
 _ROWS_AT_A_TIME: Final = 262_144
 _ORDER: Final = [(name, "ascending") for name in ("step", "attempt", "time", "sub_index", "key")]
@@ -34,9 +36,9 @@ class Counts:
 class Story:
     """The selected metrics of a run in the order of their steps; may be read any number of times.
 
-    `table` has the columns step, key, value, value_int, time, attempt, sub_index and, where it holds rows that
-    a later attempt took back, superseded. These are left out unless `superseded` asks for them; then the
-    latest attempt's value of a step and key is told.
+    `table` has the columns step, key, value, value_int, time, attempt, sub_index and, where it holds rows
+    that were taken back, superseded. These are left out unless `superseded` asks for them; then the latest
+    attempt's value of a step and key is told.
     """
 
     def __init__(self, table: pa.Table, selection: Selection, *, superseded: bool = False) -> None:

@@ -40,7 +40,9 @@ class RankError(RuntimeError):
 class Ranks:
     """Processes with ranks 0 … n-1 of one gloo world."""
 
-    def __init__(self, ranks: int, *, timeout: float = 60.0, collective_seconds: float = COLLECTIVE_SECONDS) -> None:
+    def __init__(
+        self, ranks: int, *, timeout: float = 60.0, collective_seconds: float = COLLECTIVE_SECONDS
+    ) -> None:
         self.timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="gloo-")
         store = f"file://{Path(self._folder.name) / 'store'}"

@@ -93,7 +93,7 @@ def write_run(path: Path, windows: int = 3, role: str = "actor", rank: int = 0, 
 
 @dataclass
 class Told:
-    """What a reader said: rows by (stream, role, rank, session, window, frame, first id), and the problems."""
+    """What a reader said: rows by (stream, role, rank, session, window, frame, first id), and problems."""
 
     frames: dict[tuple[Any, ...], list[dict[str, Any]]]
     problems: list[Problem]

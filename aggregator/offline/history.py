@@ -67,7 +67,7 @@ def load(path: str | Path, label: str) -> History:
         made=made,
         damaged=damaged,
         leaders=_leaders(reading, commits, found),
-        records=place(reading, records, windows, seen.of_records, found, epochs),
+        records=place(reading, records, windows, seen.of_records, found, epochs, by_key=True),
         exports=place(reading, exports, windows, seen.of_exports, found, epochs),
         windows=place(reading, rows, windows, every, found, epochs),
         commits=place_commits(reading, found, firsts),
@@ -96,9 +96,9 @@ class _Seen:
         return out
 
     def _training(self) -> NDArray[np.bool_]:
-        other = pc.not_equal(self.reading.records.table["tracker"], EVALUATION)
+        other = ~self.reading.records.equals("tracker", EVALUATION)
         out = np.zeros(len(self.codes), np.bool_)
-        np.logical_or.at(out, self.of_records, pc.fill_null(other, fill_value=True).to_numpy())
+        np.logical_or.at(out, self.of_records, other)
         return out
 
     def plain(self) -> list[timeline.Window]:
@@ -137,7 +137,6 @@ class _Seen:
             "time": nullable(self._greatest("time"), pa.timestamp("us", "UTC")),
             "step": nullable(none),
             "attempt": nullable(none),
-            "key": pa.nulls(n, pa.large_string()),
             "records": pa.array(np.bincount(self.of_records, minlength=n).astype(np.int64)),
         }
         return Rows(pa.table(columns), self.sids)

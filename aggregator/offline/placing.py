@@ -65,11 +65,13 @@ def place(
     of: Places,
     found: Timeline,
     epochs: Mapping[tuple[int, int], int],
+    *,
+    by_key: bool = False,
 ) -> Placed:
     """Give rows the step and attempt of their windows; `of` is the window of each row.
 
-    A step that a row carries itself stands. Rows whose key a later attempt reported again for a step that
-    nobody owns any more than they do are superseded key by key.
+    A step that a row carries itself stands. `by_key`: a row is superseded also where a later attempt, which
+    does not own the step, added the same key to it.
     """
     given = rows.ints("step")
     attempts = windows.attempts[of]

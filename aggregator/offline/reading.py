@@ -40,6 +40,11 @@ class Rows:
         """Return a text column as numbers, one per distinct text; null is -1."""
         return codes(self.table[name])
 
+    def equals(self, name: str, text: str) -> Bools:
+        """Return where a text column says `text`."""
+        words = self.table[name].combine_chunks().dictionary.to_pylist()
+        return self.codes(name) == (words.index(text) if text in words else len(words))
+
     def where(self, chosen: Bools) -> Rows:
         """Return some of the rows."""
         return Rows(self.table.filter(pa.array(chosen)), self.sids[chosen])
@@ -72,7 +77,7 @@ def read(path: str | Path, label: str) -> Reading:
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
     recorded = _gather(found, place, schema.RECORDS, "record_id")
-    is_export = pc.fill_null(pc.equal(recorded.table["kind"], "export"), fill_value=False).to_numpy()
+    is_export = recorded.equals("kind", "export")
     return Reading(
         label=label,
         reader=reader,
@@ -131,7 +136,7 @@ def _gather(
 def _encoded(table: pa.Table) -> pa.Table:
     """Return the table with its texts as codes: they are few, and compared by the hundred thousand."""
     columns = {
-        name: pc.dictionary_encode(column) if pa.types.is_large_string(column.type) else column
+        name: column.dictionary_encode() if pa.types.is_large_string(column.type) else column
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
     return pa.table(columns)

@@ -39,7 +39,8 @@ def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
         return {"run": run_id, "writer": writer}
     if marker.get("run") != run_id:
         raise BackendError(
-            f"expected a directory of run {run_id}, got one of run {marker.get('run')}: give it another path: {folder}"
+            f"expected a directory of run {run_id}, got one of run {marker.get('run')}; "
+            f"give it another path: {folder}"
         )
     if marker.get("writer") != writer:
         raise BackendError(
@@ -67,8 +68,7 @@ def check_selection(marker: dict[str, Any], selection: Selection, folder: Path) 
     before = Selection(held["since"], held["until"], None if keys is None else tuple(keys))
     if not selection.covers(before):
         raise BackendError(
-            f"expected a selection that includes what the target holds (since={before.since}, until={before.until}, "
-            f"keys={before.keys}), got since={selection.since}, until={selection.until}, keys={selection.keys}: "
+            f"expected a selection that includes what the target holds ({before}), got {selection}; "
             f"widen it, replay to another path, or ask for a new run: {folder}"
         )
 

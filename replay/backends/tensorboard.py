@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import struct
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +53,7 @@ class TensorBoardBackend:
             )
         self._path = None if path is None else Path(path)
         self._file: _EventFile | None = None
+        self._started = 0.0
         self._resumes = False
 
     @property
@@ -76,6 +78,7 @@ class TensorBoardBackend:
         marker = directory.claim(folder, run.id, "live")
         directory.write_marker(folder, marker)
         self._resumes = any(_event_files(folder))
+        self._started = run.started
         self._file = _EventFile.create(folder, run.started)
         self._file.append(*_about(run))
 
@@ -85,10 +88,13 @@ class TensorBoardBackend:
             raise BackendError(
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
-        if self._resumes:
-            self._file.append(_session_start(step, time))
-            self._resumes = False
-        self._file.append(_scalars(step, metrics, time))
+        start = [_session_start(step, time)] if self._resumes else []
+        try:
+            self._file.append(*start, _scalars(step, metrics, time))
+        except (OSError, BackendError):
+            self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
+            raise
+        self._resumes = False
 
     def last_step(self) -> int | None:
         """Return the highest step in the directory's event files."""
@@ -107,7 +113,7 @@ class TensorBoardBackend:
     def rewrite(
         self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
     ) -> Written:
-        """Make the directory hold exactly `rows`; segments that lie there already in this form stay untouched."""
+        """Make the directory hold exactly `rows`; segments that lie there in this form stay untouched."""
         folder = self._folder(run)
         marker = directory.claim(folder, run.id, "replay")
         if not run.fresh:
@@ -187,7 +193,7 @@ def _is_others(folder: Path, run: RunInfo) -> bool:
 
 
 def _steps(file: Path) -> Iterator[int]:
-    from tensorboard.compat.proto.event_pb2 import Event
+    Event = _proto("event").Event
 
     for record in _records(file.read_bytes()):
         event = Event.FromString(record)
@@ -199,6 +205,7 @@ class _EventFile:
     """One growing event file; every append is one write."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
+        self.folder = path.parent
         self._descriptor = descriptor
         self._path = path
 
@@ -221,7 +228,7 @@ class _EventFile:
             return file
 
     def append(self, *events: bytes) -> None:
-        """Append records; a torn one would hide all that follow, so after a short write nothing more is taken."""
+        """Append records; a torn one would hide all that follow, so a short write ends the file."""
         if self._descriptor < 0:
             raise BackendError(f"expected a whole event file, got one with a torn end: {self._path}")
         data = b"".join(map(_framed, events))
@@ -241,7 +248,8 @@ class _EventFile:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Put a file in place as a whole. The temporary name must not contain "tfevents": readers take any that does."""
+    """Put a file in place as a whole."""
+    # Readers take any file with "tfevents" in its name, a temporary one too.
     temporary = path.with_name(f".areal-{path.name.rsplit('.', 2)[1]}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -276,22 +284,27 @@ def _segments(run: RunInfo, rows: Iterable[Row]) -> Iterator[tuple[list[bytes], 
         yield [_file_version(begun)], events
 
 
+def _proto(name: str) -> Any:
+    return import_module(f"tensorboard.compat.proto.{name}_pb2")
+
+
 def _file_version(time: float) -> bytes:
-    from tensorboard.compat.proto.event_pb2 import Event
+    Event = _proto("event").Event
 
     return Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
 
 
 def _session_start(step: int, time: float) -> bytes:
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    Event = _proto("event").Event
+    SessionLog = _proto("event").SessionLog
 
     start = SessionLog(status=SessionLog.SessionStatus.START)
     return Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
 def _scalars(step: int, metrics: Mapping[str, float], time: float) -> bytes:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    Event = _proto("event").Event
+    Summary = _proto("summary").Summary
 
     values = [Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()]
     return Event(wall_time=time, step=step, summary=Summary(value=values)).SerializeToString()
@@ -299,8 +312,8 @@ def _scalars(step: int, metrics: Mapping[str, float], time: float) -> bytes:
 
 def _about(run: RunInfo) -> list[bytes]:
     """Return events that show the config and the version info as text and as hyperparameters."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    Event = _proto("event").Event
+    Summary = _proto("summary").Summary
 
     texts = {"config": run.config, "version_info": run.version_info}
     values = [_text(tag, content) for tag, content in texts.items() if content]
@@ -315,10 +328,11 @@ def _about(run: RunInfo) -> list[bytes]:
 
 
 def _text(tag: str, content: Mapping[str, Any]) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DataType
+    Summary = _proto("summary").Summary
+    SummaryMetadata = _proto("summary").SummaryMetadata
+    TensorProto = _proto("tensor").TensorProto
+    TensorShapeProto = _proto("tensor_shape").TensorShapeProto
+    DataType = _proto("types").DataType
 
     shown = json.dumps(content, indent=2, sort_keys=True, default=str)
     markdown = "\n".join(f"    {line}" for line in shown.splitlines())  # indented: Markdown shows it as it is

@@ -17,6 +17,7 @@ import shutil
 import struct
 import zlib
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -88,7 +89,7 @@ class WandbBackend:
 
     @property
     def target(self) -> str:
-        """The directory that holds the run's directory; before opening, without one of its own, only its meaning."""
+        """The directory around the run's directory; before opening, without a path, only its meaning."""
         return "RUN/wandb" if self._path is None else str(self._path.absolute())
 
     # -- live --------------------------------------------------------------------------------------
@@ -155,8 +156,8 @@ class WandbBackend:
         folder = self._path = self._path or run.path / "wandb"
         marker = directory.claim(folder, run.id, "replay")
         content = _Content(self._about(run), self._tags, _config(run), run.started, rows)
-        held = marker.get("directory")
-        complete = held is not None and (folder / held).is_dir()
+        held: str = marker.get("directory", "")
+        complete = bool(held) and (folder / held).is_dir()
         if complete and not run.fresh:
             directory.check_selection(marker, selection, folder)
             if marker.get("digest") == content.digest:
@@ -220,7 +221,7 @@ def _was_synced(folder: Path) -> bool:
     return any(folder.glob("*.synced"))
 
 
-def _put(folder: Path, content: _Content, marker: dict[str, Any], *, replaces: str | None) -> None:
+def _put(folder: Path, content: _Content, marker: dict[str, Any], *, replaces: str) -> None:
     """Build a run directory aside and put it in place; the marker, written last, makes it count."""
     run_id = content.about["id"] + (f"-{marker['generation'] + 1}" if marker["generation"] else "")
     name = f"offline-run-{datetime.fromtimestamp(content.started, UTC):%Y%m%d_%H%M%S}-{run_id}"
@@ -240,6 +241,10 @@ def _put(folder: Path, content: _Content, marker: dict[str, Any], *, replaces: s
 def _remove(folders: Iterable[Path]) -> None:
     for folder in list(folders):
         shutil.rmtree(folder)
+
+
+def _proto() -> Any:
+    return import_module("wandb.proto.wandb_internal_pb2")
 
 
 class _Content:
@@ -274,7 +279,8 @@ class _Content:
     def write(self, path: Path, run_id: str) -> None:
         """Write the file; a reader finds the header, the run, its history, the summary and the exit."""
         from wandb import __version__
-        from wandb.proto import wandb_internal_pb2 as pb
+
+        pb = _proto()
 
         with path.open("xb") as stream:
             file = _RunFile(stream)

@@ -1,0 +1,271 @@
+"""The tracker as AReaL users know it: names, scopes, defaults; and what ours does better."""
+
+import asyncio
+import math
+import threading
+
+import pytest
+import torch
+
+import eventlog
+from aggregator import stats_tracker
+from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
+from eventlog import RunReader, workflow_context
+from eventlog.errors import StepError
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Every test begins and ends without a log and with empty trackers."""
+    stats_tracker.export_all()
+    yield
+    stats_tracker.export_all()
+    eventlog.stop()
+
+
+@pytest.fixture
+def tracker():
+    return DistributedStatsTracker()
+
+
+def test_the_default_exports_avg_min_max(tracker):
+    """A stat exports avg, min and max over the selected values, its denominator the number of them."""
+    with tracker.scope("ppo_actor"):
+        tracker.denominator(n_tokens=torch.tensor([True, False, True]))
+        tracker.stat(denominator="n_tokens", kl=torch.tensor([1.0, math.nan, 3.0]))
+    assert tracker.export() == {
+        "ppo_actor/n_tokens": 2, "ppo_actor/kl/avg": 2.0, "ppo_actor/kl/min": 1.0, "ppo_actor/kl/max": 3.0,
+    }  # fmt: skip
+    assert tracker.export() == {}
+
+
+@pytest.mark.parametrize(
+    ("reduce_type", "expected"),
+    [("AVG", 2.0), ("SUM", 4.0), ("MIN", 1.0), ("MAX", 3.0)],
+)
+def test_single_reductions_export_under_the_plain_key(tracker, reduce_type, expected):
+    """AVG, SUM, MIN and MAX export one number under the key itself."""
+    tracker.denominator(m=torch.tensor([True, False, True]))
+    tracker.stat("m", ReduceType[reduce_type], x=torch.tensor([1.0, 9.0, 3.0]))
+    assert tracker.export()["x"] == expected
+
+
+def test_scalars_export_mean_and_count(tracker):
+    """A scalar exports the mean of its calls and how many there were, exactly for large integers (report c11)."""
+    for value in (30565379, True, torch.tensor(1.5, dtype=torch.bfloat16)):
+        tracker.scalar(x=value)
+    assert tracker.export() == {"x": (30565379 + 1 + 1.5) / 3, "x__count": 3}
+
+
+def test_counters_export_their_sum(tracker):
+    """counter() adds up where a scalar would read 1.0 for ever."""
+    for _ in range(3):
+        tracker.counter(accepted=1)
+        tracker.scalar(as_scalar=1)
+    found = tracker.export()
+    assert (3, 1.0) == (found["accepted"], found["as_scalar"])
+
+
+def test_nothing_selected_is_absent(tracker):
+    """Mean and extremes of nothing are absent; a recorded SUM and a denominator are 0 (reports c3, c20, D2)."""
+    nothing = torch.zeros(3, dtype=torch.bool)
+    tracker.denominator(m=nothing)
+    tracker.stat("m", x=torch.tensor([math.nan, 1.0, math.inf]))
+    tracker.stat("m", ReduceType.SUM, s=torch.ones(3))
+    tracker.stat("m", ReduceType.AVG, a=torch.ones(3))
+    assert tracker.export() == {"m": 0, "s": 0.0}
+
+
+def test_micro_batches_pool(tracker):
+    """Sums over counts across micro-batches; an empty one contributes nothing (reports c3, c7)."""
+    for values, mask in (([2.0, 4.0], [1, 1]), ([9.0, 9.0], [0, 0])):
+        tracker.denominator(m=torch.tensor(mask, dtype=torch.bool))
+        tracker.stat("m", x=torch.tensor(values))
+    assert tracker.export() == {"m": 2, "x/avg": 3.0, "x/min": 2.0, "x/max": 4.0}
+    for total, count in ((10.0, 5), (6.0, 1)):
+        tracker.denominator(tokens=torch.ones(count, dtype=torch.bool))
+        tracker.stat("tokens", ReduceType.AVG, loss=torch.full((count,), total / count))
+    assert tracker.export()["loss"] == pytest.approx(16 / 6, rel=1e-6)
+
+
+def test_half_types_do_not_stop_at_256(tracker):
+    """A thousand bfloat16 ones sum to a thousand (report c10)."""
+    tracker.denominator(m=torch.ones(1000, dtype=torch.bool))
+    tracker.stat("m", ReduceType.SUM, total=torch.ones(1000, dtype=torch.bfloat16))
+    tracker.stat("m", ReduceType.AVG, avg=torch.ones(1000, dtype=torch.float16))
+    assert (1000.0, 1.0) == tuple(map(tracker.export().get, ("total", "avg")))
+
+
+def test_non_finite_values_are_not_hidden(tracker):
+    """A selected NaN makes the numbers NaN, an infinity follows IEEE (reports c21, s5, D3)."""
+    tracker.denominator(m=torch.ones(2, dtype=torch.bool))
+    tracker.stat("m", i=torch.tensor([1.0, math.inf]), n=torch.tensor([1.0, math.nan]))
+    found = tracker.export()
+    assert (math.inf, 1.0, math.inf) == tuple(found[f"i/{part}"] for part in ("avg", "min", "max"))
+    assert all(math.isnan(found[f"n/{part}"]) for part in ("avg", "min", "max"))
+
+
+def test_named_trackers_are_drained_apart():
+    """Exporting one named tracker leaves the others; counts travel along (report c31)."""
+    stats_tracker.get("rollout").scalar(r=1)
+    stats_tracker.get("train").scalar(l=2)
+    assert {"train/l": 2.0, "train/l__count": 1} == stats_tracker.get("train").export()
+    assert {"rollout/r": 1.0, "rollout/r__count": 1} == stats_tracker.get("rollout").export()
+    assert stats_tracker.get("rollout").export() == {}
+
+
+def test_named_trackers_have_scopes_of_their_own():
+    """A named tracker inside another tracker's scope keeps its plain name."""
+    with stats_tracker.scope("ppo_actor"):
+        stats_tracker.get("rollout").scalar(r=1)
+        stats_tracker.scalar(s=1)
+    assert {"rollout/r", "rollout/r__count", "ppo_actor/s", "ppo_actor/s__count"} == set(stats_tracker.export_all())
+
+
+def test_timings_live_under_timeperf_and_combine():
+    """Timings ignore scopes; two trackers timing one key combine by count (report s7)."""
+    with stats_tracker.scope("a"), stats_tracker.record_timing("step"):
+        pass
+    other = stats_tracker.get("other")
+    for _ in range(2):
+        with other.record_timing("step"):
+            pass
+    found = stats_tracker.export_all()
+    assert set(found) == {"timeperf/step", "timeperf/step__count"}
+    assert found["timeperf/step__count"] == 3
+
+
+def test_a_timing_is_kept_when_the_block_raises(tracker):
+    """The duration of a block that failed is recorded, and its error passes through."""
+    with pytest.raises(KeyError), tracker.record_timing("t"):
+        raise KeyError
+    assert tracker.export()["timeperf/t__count"] == 1
+
+
+def test_the_same_name_from_two_trackers_warns():
+    """A name produced by two trackers warns instead of vanishing silently."""
+    stats_tracker.get("a").scalar(x=1)
+    with stats_tracker.scope("a"):
+        stats_tracker.scalar(x=3)
+    with pytest.warns(UserWarning, match="a/x"):
+        stats_tracker.export_all()
+
+
+def test_scope_func_wrapper_keeps_metadata_sync_and_async(tracker):
+    """The decorator scopes the body of functions and coroutines and keeps their names."""
+
+    @tracker.scope_func_wrapper("f")
+    def plain(x):
+        """Say it."""
+        tracker.scalar(v=x)
+
+    @tracker.scope_func_wrapper("g")
+    async def later(x):
+        await asyncio.sleep(0)
+        tracker.scalar(v=x)
+
+    plain(1)
+    asyncio.run(later(2))
+    assert ("plain", "Say it.", "later") == (plain.__name__, plain.__doc__, later.__name__)
+    assert {"f/v": 1.0, "f/v__count": 1, "g/v": 2.0, "g/v__count": 1} == tracker.export()
+
+
+def test_disable_scope_records_plain_keys(tracker):
+    """Inside disable_scope keys have no prefix; afterwards they have."""
+    with tracker.scope("a"):
+        with tracker.disable_scope():
+            tracker.scalar(x=1)
+        tracker.scalar(x=2)
+    assert {"x", "x__count", "a/x", "a/x__count"} == set(tracker.export())
+
+
+def test_single_key_export_leaves_the_rest(tracker):
+    """export(key) reduces and resets that key alone, under the current scope (report s2)."""
+    with tracker.scope("a"):
+        tracker.denominator(m=torch.ones(2, dtype=torch.bool))
+        tracker.stat("m", ReduceType.AVG, x=torch.ones(2), y=torch.zeros(2))
+        assert tracker.export(key="x") == {"a/x": 1.0}
+        tracker.stat("m", ReduceType.AVG, z=torch.ones(2))
+    assert tracker.export() == {"a/m": 2, "a/y": 0.0, "a/z": 1.0}
+
+
+def test_without_reset_values_stay(tracker):
+    """reset=False exports the same again, with what came since."""
+    tracker.scalar(x=1)
+    assert tracker.export(reset=False) == {"x": 1.0, "x__count": 1}
+    tracker.scalar(x=3)
+    assert tracker.export() == {"x": 2.0, "x__count": 2}
+    assert tracker.export() == {}
+
+
+def test_an_export_carries_kinds_and_pickles(tracker):
+    """The dict of an export is a plain dict to its users and keeps what merging needs."""
+    tracker.counter(c=1)
+    found = tracker.export()
+    assert isinstance(found, dict)
+    assert found == {"c": 1}
+
+
+def test_the_window_is_logged_before_an_error_is_raised(tmp_path):
+    """A bad step raises from the export, and what was recorded is exported by the next one."""
+    eventlog.start(tmp_path)
+    stats_tracker.scalar(x=1)
+    with pytest.raises(StepError, match="got -1"):
+        stats_tracker.export_all(step=-1)
+    assert stats_tracker.export_all() == {"x": 1.0, "x__count": 1}
+    eventlog.stop()
+    rows = [row for _, _, batch in RunReader(tmp_path).records() for row in batch.to_pylist()]
+    assert ["StepError", "ok"] == [row["outcome"] for row in rows if row["kind"] == "export"]
+    assert ["x"] == [row["key"] for row in rows if row["kind"] != "export"]
+
+
+def test_workflow_context_separates_training_from_evaluation():
+    """stat_scope() names the tracker of the running episode, task by task."""
+
+    async def episode(is_eval):
+        workflow_context.set(workflow_context.WorkflowContext(is_eval=is_eval))
+        await asyncio.sleep(0)
+        stats_tracker.get(workflow_context.stat_scope()).scalar(reward=float(is_eval))
+
+    async def main():
+        await asyncio.gather(*(episode(i % 3 == 0) for i in range(9)))
+
+    asyncio.run(main())
+    assert stats_tracker.export_all() == {
+        "rollout/reward": 0.0, "rollout/reward__count": 6,
+        "eval-rollout/reward": 1.0, "eval-rollout/reward__count": 3,
+    }  # fmt: skip
+
+
+def test_threads_record_while_another_exports(tracker):
+    """Nothing is lost and nothing mixed when threads record under scopes while one exports."""
+    done = threading.Event()
+    totals = {}
+
+    def record(name):
+        for i in range(300):
+            with tracker.scope(name):
+                tracker.denominator(m=torch.ones(2, dtype=torch.bool))
+                tracker.stat("m", ReduceType.SUM, x=torch.full((2,), float(i)))
+                tracker.counter(n=1)
+
+    def export():
+        while not done.is_set():
+            add(tracker.export())
+
+    def add(found):
+        for key, value in found.items():
+            totals[key] = totals.get(key, 0) + value
+
+    workers = [threading.Thread(target=record, args=(f"t{i}",)) for i in range(4)]
+    exporter = threading.Thread(target=export)
+    exporter.start()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    done.set()
+    exporter.join()
+    add(tracker.export())
+    expected = {"m": 600, "x": 2.0 * sum(range(300)), "n": 300}
+    assert {f"t{i}/{key}": value for i in range(4) for key, value in expected.items()} == totals
