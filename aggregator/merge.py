@@ -319,6 +319,6 @@ def _sum(name: str, value: float) -> _Key:
 
 
 def _count_of(name: str, value: float) -> int:
-    if value != value or value < 0 or value != int(value):  # noqa: PLR0124 - NaN
+    if not (value >= 0 and value % 1 == 0):  # also refuses NaN and infinity
         raise errors.MergeError(f"key {name!r}: expected a count (a whole number), got {value!r}")
     return int(value)

@@ -41,7 +41,7 @@ def main() -> None:
 
         if not isinstance(exc, ArealMetricsError | OSError):
             raise
-        render.complain(str(exc))
+        render.complain("; ".join([str(exc), *getattr(exc, "__notes__", [])]))
         sys.exit(1)
 
 

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Attempts", "AttemptsOption", "Json", "Keys", "More", "RunDir", "Since", "Until", "example"]
+__all__ = [
+    "Attempts",
+    "AttemptsOption",
+    "Json",
+    "Keys",
+    "More",
+    "RunDir",
+    "Since",
+    "Source",
+    "SourceOption",
+    "Until",
+    "example",
+]
 
 
 class Attempts(Enum):
@@ -18,11 +30,18 @@ class Attempts(Enum):
     ALL = "all"
 
 
+class Source(Enum):
+    """Which metrics are taken: what was committed live, or what the log of all ranks says."""
+
+    COMMITTED = "committed"
+    RECOMPUTED = "recomputed"
+
+
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default=False)]
 Keys = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY]...", help="Keys to take, globs too ('ppo_actor/*'); all if none.", show_default=False
+        metavar="KEY", help="Keys to take, globs too ('ppo_actor/*'); all if none.", show_default=False
     ),
 ]
 More = Annotated[
@@ -38,6 +57,9 @@ Since = Annotated[int | None, typer.Option(metavar="STEP", help="First step to t
 Until = Annotated[int | None, typer.Option(metavar="STEP", help="Last step to take.", show_default=False)]
 AttemptsOption = Annotated[
     Attempts, typer.Option("--attempts", help="With 'all', rows of steps that a later attempt redid too.")
+]
+SourceOption = Annotated[
+    Source, typer.Option("--source", help="What was committed live, or what the log of all ranks says.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -14,12 +14,12 @@ from .query import chosen, opened
 __all__ = ["NAME", "app"]
 
 NAME = "plot"
-app = typer.Typer(no_args_is_help=True, help="Draw a run (extra `plots`).", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def plot() -> None:
-    """Draw runs (needs the extra `plots`)."""
+    """Draw runs (extra: plots)."""
 
 
 @app.command(
@@ -52,7 +52,10 @@ def curves(
     title: Annotated[str | None, typer.Option(help="A title above the picture.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw keys over the steps, one panel a key, one line a run; --json prints what is drawn."""
+    """Draw keys over the steps.
+
+    One panel a key, one line a run; --json prints what is drawn.
+    """
     if output is None and not as_json:
         raise typer.BadParameter("expected --output FILE, --json, or both")
     from replay import plots

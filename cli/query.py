@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from enum import Enum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import render
-from .options import Attempts, AttemptsOption, Json, Keys, More, RunDir, Since, Until, example
+from .options import (
+    Attempts,
+    AttemptsOption,
+    Json,
+    Keys,
+    More,
+    RunDir,
+    Since,
+    Source,
+    SourceOption,
+    Until,
+    example,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,13 +34,6 @@ __all__ = ["NAME", "app", "chosen", "opened"]
 
 NAME = None  # its commands stand at the top
 app = typer.Typer()
-
-
-class Source(Enum):
-    """Where metrics come from."""
-
-    COMMITTED = "committed"
-    RECOMPUTED = "recomputed"
 
 
 @contextmanager
@@ -61,13 +65,15 @@ def chosen(session: Any, patterns: Sequence[str] | None) -> list[str] | None:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    from eventlog import QueryError
+    from eventlog import errors
 
     taken: set[str] = set()
     for pattern in patterns:
         found = {pattern} & set(names) or {name for name in names if fnmatchcase(name, pattern)}
         if not found:
-            raise QueryError(f"expected a key or glob that matches one of {len(names)} keys, got {pattern!r}")
+            raise errors.QueryError(
+                f"expected a key or glob that matches one of {len(names)} keys, got {pattern!r}"
+            )
         taken |= found
     return sorted(taken)
 
@@ -80,7 +86,10 @@ def keys(
     attempts: AttemptsOption = Attempts.LATEST,
     as_json: Json = False,
 ) -> None:
-    """List the keys of a run: what was recorded under which name, and how it is reduced."""
+    """List a run's keys.
+
+    What was recorded under which name, and how it is reduced.
+    """
     with opened(run_dir, more, attempts) as session:
         table = session.keys()
         if patterns:
@@ -107,13 +116,14 @@ def metrics(
     since: Since = None,
     until: Until = None,
     wide: Annotated[bool, typer.Option("--wide", help="One row a step, one column a key.")] = False,
-    source: Annotated[
-        Source, typer.Option(help="What was committed live, or what the log of all ranks says.")
-    ] = Source.COMMITTED,
+    source: SourceOption = Source.COMMITTED,
     attempts: AttemptsOption = Attempts.LATEST,
     as_json: Json = False,
 ) -> None:
-    """Print a run's metrics by step, each step once: of a restarted run the attempt that counts."""
+    """Print a run's metrics by step.
+
+    Each step once: of a restarted run the attempt that owns the step.
+    """
     with opened(run_dir, more, attempts) as session:
         names = chosen(session, patterns)
         table = session.metrics(names, wide=wide, source=source.value, since=since, until=until)
@@ -131,14 +141,17 @@ def sql(
     run_dir: RunDir,
     question: Annotated[
         str | None,
-        typer.Argument(metavar="[QUERY]", help="A query; '-' reads it from stdin.", show_default=False),
+        typer.Argument(metavar="QUERY", help="A query; '-' reads it from stdin.", show_default=False),
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the views and their columns.")] = False,
     more: More = None,
     attempts: AttemptsOption = Attempts.ALL,
     as_json: Json = False,
 ) -> None:
-    """Ask a run in SQL (DuckDB): records of every rank, payload, exports, commits, attempts, metrics."""
+    """Ask a run in SQL.
+
+    DuckDB's SQL over views of all that every rank recorded: see --schema.
+    """
     if schema == (question is not None):
         raise typer.BadParameter("expected a QUERY or --schema")
     with opened(run_dir, more, attempts) as session:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-__all__ = ["complain", "document", "rows", "say"]
+__all__ = ["complain", "document", "line", "rows", "say"]
 
 Cells = list[str]
 
@@ -53,6 +53,12 @@ def document(data: dict[str, Any], *, as_json: bool) -> None:
             out.write(_dumps(data, indent=2) + "\n")
         else:
             _outline(data, 0, out)
+
+
+def line(text: str) -> None:
+    """Print a line of data on stdout."""
+    with _stdout() as out:
+        out.write(_printable(text) + "\n")
 
 
 def say(message: str) -> None:
@@ -227,6 +233,6 @@ def _cell(value: Any) -> str:
             return _printable(str(value))
 
 
-def _printable(line: str) -> str:
-    """Return the line with control characters spelled out: a name must not steer the terminal."""
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), line)
+def _printable(text: str) -> str:
+    """Return the text with control characters spelled out: a name must not steer the terminal."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)

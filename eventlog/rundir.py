@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from .manifest import create_json, read_json, write_json
@@ -53,19 +53,20 @@ class Problem:
 
 
 class Problems:
-    """The problems found so far, at most one a place; a place that turns out readable is taken back."""
+    """The problems found so far, at most one a place: a frame, a file's tail (an offset alone), a file."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Path, int | None], Problem] = {}
+        self._found: dict[tuple[Path, int | str | None], Problem] = {}
 
     def add(self, problem: Problem) -> None:
         """Note a problem; the first one of a place stands."""
-        self._found.setdefault((problem.path, problem.frame), problem)
+        place = "tail" if problem.frame is None and problem.offset is not None else problem.frame
+        self._found.setdefault((problem.path, place), problem)
 
-    def clear(self, path: Path, frame: int | None = None) -> None:
-        """Take back what was noted about a place: what was being written then has arrived."""
+    def clear(self, path: Path, place: int | Literal["tail"]) -> None:
+        """Take back what was noted about a frame or tail: what was being written then has arrived."""
         if self._found:
-            self._found.pop((path, frame), None)
+            self._found.pop((path, place), None)
 
     def __iter__(self) -> Iterator[Problem]:
         """In the order in which they were found."""

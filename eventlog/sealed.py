@@ -227,7 +227,7 @@ class SealedSegment:
             self._report(self.data_path, reason, None, self._sealed)
         else:
             self.unsealed = behind if growing else 0
-            self._problems.clear(self.data_path)
+            self._problems.clear(self.data_path, "tail")
 
     # Frames
 

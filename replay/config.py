@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from eventlog.errors import ConfigError
+from eventlog import errors
 
 from .redaction import redact_sensitive_config
 
@@ -131,7 +131,7 @@ def log_root(config: StatsLoggerConfig) -> Path:
     for what, name in (("experiment_name", config.experiment_name), ("trial_name", config.trial_name)):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"expected stats_logger.{what} to name a directory below the log root, got {name!r}"
             )
     root = Path(config.fileroot).expanduser() / "logs" / _user()
@@ -147,17 +147,19 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
     except ImportError as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             "expected the package omegaconf, got none: pip install 'areal-metrics[yaml]'"
         ) from error
     try:
         loaded = OmegaConf.merge(OmegaConf.load(os.fspath(path)), OmegaConf.from_dotlist(list(overrides)))
         root = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"expected a YAML file with the key stats_logger, got {error}: {path}") from error
+        raise errors.ConfigError(
+            f"expected a YAML file with the key stats_logger, got {error}: {path}"
+        ) from error
     own = root.get("stats_logger") if isinstance(root, dict) else None
     if not isinstance(own, dict):
-        raise ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")
+        raise errors.ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")
     _refuse_unknown("stats_logger", own, StatsLoggerConfig)
     for name, kind in _SECTIONS.items():
         _refuse_unknown(f"stats_logger.{name}", own.get(name) or {}, kind)
@@ -189,7 +191,7 @@ def _required(name: str, *configs: Any) -> str:
         value = _get(config, name, None)
         if value not in (None, "", MISSING):
             return os.fspath(value)
-    raise ConfigError(f"expected stats_logger.{name}, got none: it is required")
+    raise errors.ConfigError(f"expected stats_logger.{name}, got none: it is required")
 
 
 def _section(kind: type[_Section], given: Any) -> _Section:
@@ -210,9 +212,11 @@ def _check(config: StatsLoggerConfig) -> None:
         ("on_rewind", config.on_rewind, REWIND_POLICIES),
     ):
         if value not in valid:
-            raise ConfigError(f"expected stats_logger.{what} to be one of {', '.join(valid)}, got {value!r}")
+            raise errors.ConfigError(
+                f"expected stats_logger.{what} to be one of {', '.join(valid)}, got {value!r}"
+            )
     if config.on_rewind in ("rewrite", "new_run"):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"expected stats_logger.on_rewind warn or error in this version, got {config.on_rewind!r}"
         )
     log_root(config)
@@ -221,7 +225,7 @@ def _check(config: StatsLoggerConfig) -> None:
 def _refuse_unknown(where: str, given: Mapping[str, Any], kind: type) -> None:
     known = [each.name for each in fields(kind)]
     if unknown := sorted(set(given) - set(known)):
-        raise ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}")
+        raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}")
 
 
 def _user() -> str:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
-from eventlog.errors import ManifestError, RunDirectoryError
-from eventlog.manifest import read_json, write_json
+import eventlog
+from eventlog import errors
 
 from .steps import newest
 
@@ -80,9 +80,9 @@ class CursorFile:
         if not self.path.exists():
             return Cursor(self._backend, self._target)
         try:
-            data = read_json(self.path)
+            data = eventlog.manifest.read_json(self.path)
             return _parse(data, self.path)
-        except ManifestError:
+        except errors.ManifestError:
             if required:
                 raise
             _log.warning("a damaged cursor is passed over, the target is asked instead: %s", self.path)
@@ -92,9 +92,9 @@ class CursorFile:
         """Replace the file; RunDirectoryError when that is not possible."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path, asdict(cursor))
+            eventlog.manifest.write_json(self.path, asdict(cursor))
         except OSError as error:
-            raise RunDirectoryError(
+            raise errors.RunDirectoryError(
                 f"expected to write the cursor of {self._backend} (another folder can be given as cursors), "
                 f"got {error.strerror}: {self.path}"
             ) from error
@@ -128,4 +128,4 @@ def _parse(data: dict[str, Any], path: Path) -> Cursor:
         acknowledged = {int(attempt): float(time) for attempt, time in data.pop("acknowledged").items()}
         return Cursor(acknowledged=acknowledged, **data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ManifestError(f"expected a cursor, got {error}: {path}") from error
+        raise errors.ManifestError(f"expected a cursor, got {error}: {path}") from error

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from eventlog.errors import BackendGoneError, RewindError, RunDirectoryError
+from eventlog import errors
 
 from .backends.base import capabilities_of, name_of, store_for, target_of
 from .cursor import Cursor
@@ -201,9 +201,9 @@ class Delivery:
                     return self._acknowledged(row)
             try:
                 self._backend.log(row.step, row.metrics, row.time)
-            except RewindError:
+            except errors.RewindError:
                 return self._refused(row)
-            except BackendGoneError as error:
+            except errors.BackendGoneError as error:
                 self._note(error)
                 break
             except Exception as error:  # noqa: BLE001  (as above)
@@ -231,7 +231,7 @@ class Delivery:
         self._cursor.took(row)
         try:
             self._store.save(self._cursor)
-        except RunDirectoryError as error:
+        except errors.RunDirectoryError as error:
             self._say("cursor", str(error))
 
     def _refused(self, row: Row) -> None:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import eventlog
-from eventlog.arrays import as_step
-from eventlog.errors import ConfigError, RewindError
-from eventlog.log import Log, Options
+from eventlog import Log, as_step, errors
 
 from .backends import configured
 from .backends.base import RunInfo
@@ -206,7 +204,7 @@ class StatsLogger:
                 if not delivery.tell(Row(step, metrics, began, {attempt: ended})):
                     late[delivery.name] = None
         if late and self.config.on_rewind == "error":
-            raise RewindError(
+            raise errors.RewindError(
                 f"expected a step that {', '.join(late)} can still take, got {step}; the log has it"
             )
 
@@ -232,7 +230,7 @@ def _log_for(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | None
     trial = (config.experiment_name, config.trial_name)
     known = _trials.setdefault(log, trial)
     if known != trial:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"expected trial {'/'.join(known)}, whose log this process has, got {'/'.join(trial)}: "
             f"pass run= for a second one: {log.run.path}"
         )
@@ -249,7 +247,9 @@ def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | Non
         return eventlog.start(run), True
     if Path(run).resolve() == Path(started.run.path).resolve():
         return started, False
-    return Log(Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)), True
+    return Log(
+        eventlog.log.Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)
+    ), True
 
 
 def _start_in(root: Path) -> Log:

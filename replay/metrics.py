@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eventlog.arrays import as_number
-from eventlog.errors import RecordingError, RecordingTypeError
+import eventlog
+from eventlog import errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,14 +19,16 @@ def flatten(data: Any) -> dict[str, float]:
     two spellings of one path would share.
     """
     if not isinstance(data, Mapping):
-        raise RecordingTypeError(f"expected a dict of metrics, or a list of dicts, got {type(data).__name__}")
+        raise errors.RecordingTypeError(
+            f"expected a dict of metrics, or a list of dicts, got {type(data).__name__}"
+        )
     flat: dict[str, float] = {}
     for key, value in _leaves("", data):
         if key in flat:
-            raise RecordingError(
+            raise errors.RecordingError(
                 f"expected one value for {key!r}, got two: a nested dict and a name with '/'"
             )
-        number = as_number(value, key)
+        number = eventlog.arrays.as_number(value, key)
         flat[key] = float(number) if isinstance(number, int) and not -(2**63) <= number < 2**63 else number
     return flat
 
@@ -34,11 +36,11 @@ def flatten(data: Any) -> dict[str, float]:
 def _leaves(prefix: str, data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if not isinstance(key, str):
-            raise RecordingTypeError(
+            raise errors.RecordingTypeError(
                 f"expected names of metrics to be text, got {type(key).__name__} {key!r}"
             )
         if not key:
-            raise RecordingError(f"expected a name, got an empty one below {prefix.rstrip('/')!r}")
+            raise errors.RecordingError(f"expected a name, got an empty one below {prefix.rstrip('/')!r}")
         if isinstance(value, Mapping):
             yield from _leaves(f"{prefix}{key}/", value)
         else:

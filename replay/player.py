@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog.arrays import as_step
-from eventlog.errors import ArealMetricsError, BackendError, BackendGoneError, QueryError, RewindError
-from eventlog.rundir import RunDir
+from eventlog import RunDir, as_step, errors
 
 from .backends.base import Rewriter, RunInfo, Selection, capabilities_of, name_of, store_for, target_of
+from .console import progress_bar
 from .cursor import Cursor
 from .steps import Gate, newest
 from .story import Story
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -84,7 +81,7 @@ def play(
     """
     selection = _selection(since, until, keys)
     if attempts not in ("latest", "all"):
-        raise QueryError(f"expected attempts latest or all, got {attempts!r}")
+        raise errors.QueryError(f"expected attempts latest or all, got {attempts!r}")
     path = Path(run_dir)
     story = Story(_metrics(path, selection, source), selection, superseded=attempts == "all")
     run = run_info(RunDir.open(path), fresh=new_run)
@@ -104,18 +101,19 @@ def tell_all(
 ) -> list[Report]:
     """Tell every backend the story; then raise the first error, if there was one."""
     reports: list[Report] = []
-    errors: list[ArealMetricsError] = []
+    failed: list[errors.ArealMetricsError] = []
     for backend in backends:
         try:
-            with _bar(name_of(backend), story, shown=progress) as told:
+            with progress_bar(name_of(backend), story.counts.steps, shown=progress) as advance:
+                told = _Told(story, advance)
                 reports.append(_tell(told, backend, run, selection, cursors, dry_run=dry_run))
-        except ArealMetricsError as error:
+        except errors.ArealMetricsError as error:
             _log.error("%s: %s", name_of(backend), error)
-            errors.append(error)
-    if errors:
-        for other in errors[1:]:
-            errors[0].add_note(str(other))
-        raise errors[0]
+            failed.append(error)
+    for other in failed[1:]:
+        failed[0].add_note(str(other))
+    if failed:
+        raise failed[0]
     return reports
 
 
@@ -144,7 +142,7 @@ def _metrics(path: Path, selection: Selection, source: str) -> pa.Table:
     from aggregator import open_run
 
     if source not in ("committed", "recomputed"):
-        raise QueryError(f"expected source committed or recomputed, got {source!r}")
+        raise errors.QueryError(f"expected source committed or recomputed, got {source!r}")
     with open_run(path, attempts="all") as session:
         return session.metrics(source=source, since=selection.since, until=selection.until)
 
@@ -175,7 +173,7 @@ def _rewrite(
     try:
         written = backend.rewrite(run, story, selection, dry_run=dry_run)
     except OSError as error:
-        raise BackendError(
+        raise errors.BackendError(
             f"expected to write to {name_of(backend)}, got {error}: {target_of(backend)}"
         ) from error
     cursor = Cursor(name_of(backend), target_of(backend), story.last_step, story.told)
@@ -263,14 +261,14 @@ class _Appending:
         for attempt in range(TRIES):
             try:
                 self._backend.log(row.step, row.metrics, row.time)
-            except RewindError:
+            except errors.RewindError:
                 return False
-            except BackendGoneError:
+            except errors.BackendGoneError:
                 raise
             except Exception as error:
                 if attempt + 1 == TRIES:
                     name, target = name_of(self._backend), target_of(self._backend)
-                    raise BackendError(
+                    raise errors.BackendError(
                         f"{name} failed at step {row.step}, got {error!r}: {target}"
                     ) from error
             else:
@@ -323,16 +321,3 @@ class _Told:
             self.last_step = row.step
             self.told = newest(self.told, row.commits)
             self._advance(steps)
-
-
-@contextmanager
-def _bar(name: str, story: Story, *, shown: bool) -> Generator[_Told]:
-    if not (shown and sys.stderr.isatty()):
-        yield _Told(story, lambda _: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=story.counts.steps)
-        yield _Told(story, lambda steps: bar.update(task, completed=steps))

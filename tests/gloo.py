@@ -7,8 +7,8 @@
     with Ranks(2) as ranks:                     # the processes stay for several calls
         results = ranks.run(sums, 10)
 
-Results come in rank order and must pickle. An error of a rank is raised here, with its traceback as a note; so
-is a rank that dies or does not answer within `timeout` seconds, after which the ranks are gone.
+Results come in rank order and must pickle. An error of a rank is raised here, with its traceback as a note;
+a rank that dies or does not answer within `timeout` seconds is a RankError, and the end of all ranks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import multiprocessing
+import pickle
 import sys
 import tempfile
 import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ class Ranks:
             theirs.close()
         self._answers("the start", START_SECONDS)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,18 +67,22 @@ class Ranks:
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
         """Call `function(rank, *args)` on all ranks at once; return what each returned."""
+        self.start(function, *args)
+        return self._answers(function.__qualname__, timeout or self.timeout)
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        """Begin to call `function(rank, *args)` on all ranks; `result` fetches what one returns."""
         for pipe in self._pipes:
             pipe.send((function.__code__.co_filename, function.__qualname__, args))
-        return self._answers(function.__qualname__, timeout or self.timeout)
+
+    def result(self, rank: int, timeout: float | None = None) -> Any:
+        """Return what one rank returned for the call that was started."""
+        deadline = time.monotonic() + (timeout or self.timeout)
+        return _opened(self._answer(rank, "the call", deadline))
 
     def _answers(self, what: str, timeout: float) -> list[Any]:
         deadline = time.monotonic() + timeout
-        answers = [self._answer(rank, what, deadline) for rank in range(len(self._pipes))]
-        for _, error, text in answers:
-            if error is not None:
-                error.add_note(text)
-                raise error
-        return [result for result, _, _ in answers]
+        return [_opened(answer) for answer in [self._answer(r, what, deadline) for r in range(len(self._pipes))]]
 
     def _answer(self, rank: int, what: str, deadline: float) -> tuple[Any, BaseException | None, str]:
         pipe = self._pipes[rank]
@@ -111,9 +116,17 @@ class Ranks:
 
 
 def run(function: Callable[..., Any], *args: Any, ranks: int = 2, timeout: float = 60.0) -> list[Any]:
-    """Call `function(rank, *args)` in `ranks` new processes of one world; return the results in rank order."""
+    """Call `function(rank, *args)` in new processes of one world; return the results in rank order."""
     with Ranks(ranks, timeout=timeout) as world:
         return world.run(function, *args)
+
+
+def _opened(answer: tuple[Any, BaseException | None, str]) -> Any:
+    result, error, text = answer
+    if error is not None:
+        error.add_note(text)
+        raise error
+    return result
 
 
 def _serve(rank: int, ranks: int, store: str, pipe: Connection, collective_seconds: float) -> None:
@@ -137,7 +150,7 @@ def _attempt(rank: int, path: str, name: str, args: tuple[Any, ...]) -> tuple[An
     except BaseException as exc:  # noqa: BLE001 - the parent raises it
         text = f"on rank {rank}:\n{traceback.format_exc()}"
         try:
-            multiprocessing.reduction.ForkingPickler.dumps(exc)
+            pickle.loads(pickle.dumps(exc))
         except Exception:  # noqa: BLE001 - some errors do not pickle
             exc = RankError(f"{type(exc).__name__}: {exc}")
         return None, exc, text

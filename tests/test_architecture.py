@@ -21,20 +21,23 @@ ROOT = Path(__file__).parents[1]
 STREET: dict[str, list[str]] = {
     "eventlog": [
         "errors", "reduction", "arrays", "moments", "scope", "workflow_context", "frame", "recorder",
-        "schema", "rundir", "writer", "reader", "recovery", "log",
+        "schema", "encode", "manifest", "rundir", "message", "segment", "backlog", "writer", "sealed", "windows",
+        "reader", "recovery", "rivals", "log",
     ],
     "aggregator": [
-        "naming", "merge", "plan", "collective", "stats_tracker", "areal",
-        "offline/timeline", "offline/session", "offline/tables", "offline/compact", "offline/scaleout",
+        "naming", "merge", "plan", "wire", "channel", "collective", "stats_tracker", "areal",
+        "offline/timeline", "offline/candidates", "offline/reading", "offline/placing", "offline/history",
+        "offline/payload", "offline/recompute", "offline/choice", "offline/pooling", "offline/tables",
+        "offline/unpacking", "offline/session", "offline/compact", "offline/scaleout",
     ],
     "replay": [
-        "config", "steps", "cursor",
-        "backends/base", "backends/memory", "backends/wandb", "backends/swanlab", "backends/tensorboard",
-        "backends/trackio",
-        "console", "logger", "player",
+        "redaction", "config", "version", "steps", "cursor",
+        "backends/base", "backends/directory", "backends/memory", "backends/wandb", "backends/swanlab",
+        "backends/tensorboard", "backends/trackio",
+        "console", "metrics", "delivery", "logger", "story", "player",
         "plots/canvas", "plots/curves",
     ],
-    "cli": ["render", "runs", "query", "retell", "plot", "app"],
+    "cli": ["render", "options", "runs", "query", "retell", "plot", "app"],
 }  # fmt: skip
 HOUSES = list(STREET)
 
@@ -53,6 +56,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rich": ("cli/render.py", "replay/console.py"),
     "pandas": (),
 }
+# What both halves of the aggregator stand on: pure, and free of torch and DuckDB.
+COMMON_GROUND = ("naming",)
 PRINTERS = ("cli/render.py", "replay/console.py")
 HEAVY = [
     "torch",
@@ -77,6 +82,7 @@ class Import(NamedTuple):
     target: str
     name: str | None
     line: int
+    typing: bool  # only under TYPE_CHECKING: nothing is loaded
 
 
 class Module(NamedTuple):
@@ -106,16 +112,21 @@ def modules() -> list[Module]:
 def imports(module: Module) -> list[Import]:
     """Return everything a module imports, lazily or for types only too, with relative names resolved."""
     found = []
+    typing = {id(inner) for node in ast.walk(module.tree) if is_typing(node) for inner in ast.walk(node)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, None, node.lineno) for alias in node.names]
+            found += [Import(alias.name, None, node.lineno, id(node) in typing) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parts = module.path.removesuffix(".py").split("/")[: -node.level]
                 base = ".".join([*parts, base] if base else parts)
-            found += [Import(base, alias.name, node.lineno) for alias in node.names]
+            found += [Import(base, alias.name, node.lineno, id(node) in typing) for alias in node.names]
     return found
+
+
+def is_typing(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def place_of(found: Import) -> str:
@@ -144,7 +155,7 @@ def test_every_file_has_a_place(module: Module) -> None:
 
 @pytest.mark.parametrize("module", cases())
 def test_houses_import_only_houses_before_them(module: Module) -> None:
-    """Houses import to their left, eventlog <- aggregator <- replay <- cli, and between houses only what a façade offers."""
+    """Arrows go eventlog <- aggregator <- replay <- cli; between houses only what a façade offers is used."""
     wrong = []
     for found in imports(module):
         house = found.target.split(".")[0]
@@ -153,9 +164,10 @@ def test_houses_import_only_houses_before_them(module: Module) -> None:
         place = place_of(found)
         if HOUSES.index(house) > HOUSES.index(module.house):
             wrong.append(f"line {found.line}: {module.house} imports {house}")
-        elif "." in found.target and not (ROOT / Path(*found.target.split(".")) / "__init__.py").exists():
-            wrong.append(f"line {found.line}: {found.target} is behind its façade ({place})")
-        elif found.name and found.name not in exported(found.target):
+        elif (behind := place_of(found._replace(name=None))) and not behind.endswith("/"):
+            if behind not in exported(house):  # a module that the façade offers as a whole is open
+                wrong.append(f"line {found.line}: {found.target} is behind its façade")
+        elif found.name and not place.endswith("/") and found.name not in exported(found.target):
             wrong.append(f"line {found.line}: {found.target} does not offer {found.name}")
     assert [] == wrong
 
@@ -201,7 +213,8 @@ def test_the_halves_of_the_aggregator_are_strangers(half: str) -> None:
         for found in imports(module):
             if not found.target.startswith("aggregator"):
                 continue
-            other = place_of(found).startswith("offline/") != offline
+            place = place_of(found)
+            other = place.startswith("offline/") != offline and place not in COMMON_GROUND
             if other and offline == (half == "offline"):
                 wrong.append(f"{module.path}:{found.line} {found.target}")
     assert [] == wrong
@@ -216,7 +229,7 @@ def test_each_library_has_one_door(package: str) -> None:
             continue
         for found in imports(module):
             full = f"{found.target}.{found.name}" if found.name else found.target
-            if f"{full}.".startswith(f"{package}."):
+            if not found.typing and f"{full}.".startswith(f"{package}."):
                 wrong.append(f"{module.path}:{found.line} imports {full}")
         if package == "torch.distributed":
             wrong += [f"{module.path}:{line}" for line in uses_of(module.tree, "torch", "distributed")]
@@ -248,15 +261,12 @@ def test_only_the_printers_print(module: Module) -> None:
 
 @pytest.mark.parametrize("module", cases())
 def test_files_and_functions_stay_short(module: Module) -> None:
-    """A file has at most 400 lines, a function at most 60."""
+    """A file has at most 400 lines, a function at most 60 below its signature."""
     assert MOST_LINES >= len((ROOT / module.path).read_text("utf-8").splitlines())
-    long = [
-        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno - node.lineno >= MOST_FUNCTION_LINES
-    ]
-    assert [] == long
+    functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    sizes = {f"{f.name}:{f.lineno}": f.end_lineno - f.body[0].lineno + 1 for f in functions}
+    long = {name: size for name, size in sizes.items() if size > MOST_FUNCTION_LINES}
+    assert {} == long
 
 
 def test_every_test_says_what_it_shows() -> None:
@@ -303,7 +313,7 @@ except SystemExit as exc:
     ("code", "absent"),
     [
         ("import eventlog", HEAVY),
-        ("import aggregator", [*HEAVY, "pyarrow"]),
+        ("import aggregator", HEAVY),
         ("import replay", HEAVY),
         ("import cli.app", [*HEAVY, "pyarrow"]),
         ("from aggregator import open_run", [name for name in HEAVY if name != "duckdb"]),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .candidates import Candidate
     from .history import History
-    from .recompute import Segments
+    from .recompute import Segments, Spec
 
     Places = NDArray[np.intp]
 
@@ -51,8 +51,14 @@ class Spoken(NamedTuple):
     name: str
     number: float
     sub_index: int
+    time: int  # of the commit, else of the export
     committed: Committed | None
     differs: bool | None  # None: nothing was committed
+
+    @property
+    def exact(self) -> int | None:
+        """The number, where it is an exact integer."""
+        return self.number if isinstance(self.number, int) else None
 
 
 def choose(history: History, found: Segments, *, superseded: bool = False) -> list[Spoken]:
@@ -85,9 +91,14 @@ def _numbers(found: Segments, places: Places) -> dict[int, dict[str, float]]:
             ]
         else:
             together = _layout(keys, tuple(spec.meta for spec in specs)).of(found.rows[those])
-            values = [_pick(together, _layout((s.key,), (s.meta,)).names) for s in specs]
+            values = [_pick(together, names_of(spec)) for spec in specs]
         numbers.update(zip(those.tolist(), values, strict=True))
     return numbers
+
+
+def names_of(spec: Spec) -> list[str]:
+    """Return the names under which a key is exported."""
+    return _layout((spec.key,), (spec.meta,)).names
 
 
 def _pick(values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
@@ -172,7 +183,8 @@ class _Chooser:
             for name, number in self._numbers[segment].items():
                 was = those.get(name)
                 differs = None if was is None else not _agree(number, was, self._tolerance[segment])
-                yield Spoken(segment, name, number, sub, was, differs)
+                time = self._candidate(segment).time if was is None else was.time
+                yield Spoken(segment, name, number, sub, time, was, differs)
 
     def _candidate(self, segment: int) -> Candidate:
         return self._found.candidates[self._found.candidate[segment]]

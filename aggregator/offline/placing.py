@@ -78,7 +78,8 @@ def place(
     steps = np.where(given == NONE, windows.steps[of], given)
     reason = np.where(given == NONE, windows.bound_by[of], np.int8(BOUND_BY.index(timeline.GIVEN)))
     superseded = outdated(found, attempts, steps)
-    superseded |= replaced(attempts, steps, ~superseded & (steps != NONE), rows.codes("key"))
+    if by_key:
+        superseded |= replaced(attempts, steps, ~superseded & (steps != NONE), rows.codes("key"))
     table = rows.table
     for name, column in (
         ("step", nullable(steps)),

@@ -77,6 +77,12 @@ def segments(history: History, keys: Collection[str] | None = None) -> Segments:
     return _merge(history, made, specs, candidate, spec_of[records], records)
 
 
+def specs_of(history: History) -> list[Spec]:
+    """Return what was recorded, sorted."""
+    specs, _ = _specs(history.records.table)
+    return sorted(specs, key=lambda spec: (spec.key, spec.meta.kind.value, str(spec)))
+
+
 def _candidates(history: History) -> list[Candidate]:
     members = [Member(p.session, p.rank, p.world) for p in history.reading.producers]
     return candidates(history.made, history.timeline, members, history.leaders, history.damaged)

@@ -6,7 +6,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from eventlog.errors import BackendMissingError, ConfigError
+from eventlog import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,9 @@ def open_backend(name: str, **options: Any) -> Backend:
     create = _factory(name)
     allowed = _options(create)
     if unknown := sorted(options.keys() - set(allowed)):
-        raise ConfigError(f"expected options of {name} among {', '.join(allowed)}, got {', '.join(unknown)}")
+        raise errors.ConfigError(
+            f"expected options of {name} among {', '.join(allowed)}, got {', '.join(unknown)}"
+        )
     return create(**options)
 
 
@@ -66,13 +68,15 @@ def _configured_wandb(config: WandBConfig) -> Backend:
 
 
 def check_available(name: str) -> None:
-    """ConfigError for a name that is no backend, BackendMissingError for one that this version does not have."""
+    """ConfigError for a name that is no backend, BackendMissingError for one this version does not have."""
     if name in NOT_YET:
-        raise BackendMissingError(
+        raise errors.BackendMissingError(
             f"expected one of {', '.join(AVAILABLE)}, got {name!r}, which this version cannot yet"
         )
     if name not in AVAILABLE:
-        raise ConfigError(f"expected a backend among {', '.join((*AVAILABLE, *NOT_YET))}, got {name!r}")
+        raise errors.ConfigError(
+            f"expected a backend among {', '.join((*AVAILABLE, *NOT_YET))}, got {name!r}"
+        )
 
 
 def _factory(name: str) -> Callable[..., Backend]:

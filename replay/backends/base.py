@@ -145,6 +145,13 @@ def capabilities_of(backend: Backend) -> Capabilities:
     return Capabilities(lasts=bool(getattr(backend, "target", None)))
 
 
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return what a run's config says about one backend, in its `stats_logger` or at its root."""
+    own = config.get("stats_logger") or config
+    found = own.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def store_for(backend: Backend, folder: Path) -> CursorStore:
     """Return where the cursor of an opened backend is kept: in a file of `folder` if the target lasts."""
     name, target = name_of(backend), target_of(backend)

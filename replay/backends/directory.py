@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventlog.errors import BackendError
-from eventlog.manifest import read_json, write_json
+import eventlog
+from eventlog import errors
 
 from .base import Selection
 
@@ -24,7 +24,7 @@ MARKER = "areal-metrics.json"
 def read_marker(folder: Path) -> dict[str, Any] | None:
     """Return what the folder's marker says, None when there is none; ManifestError when it is damaged."""
     path = folder / MARKER
-    return read_json(path) if path.exists() else None
+    return eventlog.manifest.read_json(path) if path.exists() else None
 
 
 def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
@@ -33,17 +33,17 @@ def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
     BackendError when the folder belongs to another run, or to the other of live logging and replay.
     """
     if folder.exists() and not folder.is_dir():
-        raise BackendError(f"expected a directory, got a file: {folder}")
+        raise errors.BackendError(f"expected a directory, got a file: {folder}")
     marker = read_marker(folder)
     if marker is None:
         return {"run": run_id, "writer": writer}
     if marker.get("run") != run_id:
-        raise BackendError(
+        raise errors.BackendError(
             f"expected a directory of run {run_id}, got one of run {marker.get('run')}; "
             f"give it another path: {folder}"
         )
     if marker.get("writer") != writer:
-        raise BackendError(
+        raise errors.BackendError(
             f"expected a directory written by {writer}, got one written by {marker.get('writer')}; "
             f"two writers would hide each other's points: give it another path: {folder}"
         )
@@ -54,9 +54,11 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     """Create or replace the folder's marker; BackendError when the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / MARKER, marker)
+        eventlog.manifest.write_json(folder / MARKER, marker)
     except OSError as error:
-        raise BackendError(f"expected a directory to write to, got {error.strerror}: {folder}") from error
+        raise errors.BackendError(
+            f"expected a directory to write to, got {error.strerror}: {folder}"
+        ) from error
 
 
 def check_selection(marker: dict[str, Any], selection: Selection, folder: Path) -> None:
@@ -67,7 +69,7 @@ def check_selection(marker: dict[str, Any], selection: Selection, folder: Path) 
     keys = held["keys"]
     before = Selection(held["since"], held["until"], None if keys is None else tuple(keys))
     if not selection.covers(before):
-        raise BackendError(
+        raise errors.BackendError(
             f"expected a selection that includes what the target holds ({before}), got {selection}; "
             f"widen it, replay to another path, or ask for a new run: {folder}"
         )

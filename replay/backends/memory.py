@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventlog.errors import BackendError, RewindError
+from eventlog import errors
 
 from ..steps import Order
 from .base import Capabilities
@@ -41,12 +41,12 @@ class MemoryBackend:
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append a row; RewindError when strict and the step is not above the last."""
         if self.run is None or self.closed:
-            raise BackendError(
+            raise errors.BackendError(
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         last = self.last_step()
         if self.strict and last is not None and step <= last:
-            raise RewindError(f"expected a step above {last}, got {step}: {self.target}")
+            raise errors.RewindError(f"expected a step above {last}, got {step}: {self.target}")
         self.rows.append((step, dict(metrics), time))
 
     def last_step(self) -> int | None:

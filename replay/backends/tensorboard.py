@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog.errors import BackendError, BackendMissingError
-from eventlog.schema import crc32c
+import google_crc32c
+
+from eventlog import errors
 
 from ..steps import Order, Row
 from . import directory
@@ -48,7 +49,7 @@ class TensorBoardBackend:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         if find_spec("tensorboard") is None:
-            raise BackendMissingError(
+            raise errors.BackendMissingError(
                 "expected the package tensorboard, got none: pip install 'areal-metrics[tensorboard]'"
             )
         self._path = None if path is None else Path(path)
@@ -85,13 +86,13 @@ class TensorBoardBackend:
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append one event with all metrics of the step; it is in the file when this returns."""
         if self._file is None:
-            raise BackendError(
+            raise errors.BackendError(
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         start = [_session_start(step, time)] if self._resumes else []
         try:
             self._file.append(*start, _scalars(step, metrics, time))
-        except (OSError, BackendError):
+        except (OSError, errors.BackendError):
             self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
             raise
         self._resumes = False
@@ -119,7 +120,7 @@ class TensorBoardBackend:
         if not run.fresh:
             directory.check_selection(marker, selection, folder)
         if foreign := [file.name for file in _event_files(folder) if not _SEGMENT.fullmatch(file.name)]:
-            raise BackendError(
+            raise errors.BackendError(
                 f"expected a directory without other event files, got {foreign[0]!r}: {folder}"
             )
         wanted = directory.with_selection(marker, selection)
@@ -151,7 +152,7 @@ class TensorBoardBackend:
 
 
 def _masked(data: bytes) -> int:
-    crc = crc32c(data)
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -193,10 +194,8 @@ def _is_others(folder: Path, run: RunInfo) -> bool:
 
 
 def _steps(file: Path) -> Iterator[int]:
-    Event = _proto("event").Event
-
-    for record in _records(file.read_bytes()):
-        event = Event.FromString(record)
+    parse = _proto("event").Event.FromString
+    for event in map(parse, _records(file.read_bytes())):
         if any(value.HasField("simple_value") for value in event.summary.value):
             yield event.step
 
@@ -230,7 +229,7 @@ class _EventFile:
     def append(self, *events: bytes) -> None:
         """Append records; a torn one would hide all that follow, so a short write ends the file."""
         if self._descriptor < 0:
-            raise BackendError(f"expected a whole event file, got one with a torn end: {self._path}")
+            raise errors.BackendError(f"expected a whole event file, got one with a torn end: {self._path}")
         data = b"".join(map(_framed, events))
         written = 0
         try:
@@ -239,7 +238,7 @@ class _EventFile:
             if 0 < written < len(data):
                 self.close()
         if written < len(data):
-            raise BackendError(f"expected to write {len(data)} bytes, wrote {written}: {self._path}")
+            raise errors.BackendError(f"expected to write {len(data)} bytes, wrote {written}: {self._path}")
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -289,60 +288,47 @@ def _proto(name: str) -> Any:
 
 
 def _file_version(time: float) -> bytes:
-    Event = _proto("event").Event
-
-    return Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
+    return _proto("event").Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
 
 
 def _session_start(step: int, time: float) -> bytes:
-    Event = _proto("event").Event
-    SessionLog = _proto("event").SessionLog
-
-    start = SessionLog(status=SessionLog.SessionStatus.START)
-    return Event(wall_time=time, step=step, session_log=start).SerializeToString()
+    pb = _proto("event")
+    start = pb.SessionLog(status=pb.SessionLog.SessionStatus.START)
+    return pb.Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
 def _scalars(step: int, metrics: Mapping[str, float], time: float) -> bytes:
-    Event = _proto("event").Event
-    Summary = _proto("summary").Summary
+    value = _proto("summary").Summary.Value
+    return _event(step, time, [value(tag=key, simple_value=number) for key, number in metrics.items()])
 
-    values = [Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()]
-    return Event(wall_time=time, step=step, summary=Summary(value=values)).SerializeToString()
+
+def _event(step: int, time: float, values: list[Any]) -> bytes:
+    summary = _proto("summary").Summary(value=values)
+    event = _proto("event").Event(wall_time=time, step=step, summary=summary)
+    return event.SerializeToString(deterministic=True)
 
 
 def _about(run: RunInfo) -> list[bytes]:
     """Return events that show the config and the version info as text and as hyperparameters."""
-    Event = _proto("event").Event
-    Summary = _proto("summary").Summary
-
     texts = {"config": run.config, "version_info": run.version_info}
     values = [_text(tag, content) for tag, content in texts.items() if content]
-    values += _hyperparameters(run)
-    step = run.attempt or 0
-    return [
-        Event(wall_time=run.started, step=step, summary=Summary(value=[value])).SerializeToString(
-            deterministic=True
-        )
-        for value in values
-    ]
+    return [_event(run.attempt or 0, run.started, [value]) for value in [*values, *_hyperparameters(run)]]
 
 
 def _text(tag: str, content: Mapping[str, Any]) -> Any:
-    Summary = _proto("summary").Summary
-    SummaryMetadata = _proto("summary").SummaryMetadata
-    TensorProto = _proto("tensor").TensorProto
-    TensorShapeProto = _proto("tensor_shape").TensorShapeProto
-    DataType = _proto("types").DataType
-
+    summary, tensor, shape = _proto("summary"), _proto("tensor"), _proto("tensor_shape").TensorShapeProto
     shown = json.dumps(content, indent=2, sort_keys=True, default=str)
-    markdown = "\n".join(f"    {line}" for line in shown.splitlines())  # indented: Markdown shows it as it is
-    tensor = TensorProto(
-        dtype=DataType.DT_STRING,
-        string_val=[markdown.encode()],
-        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    markdown = "\n".join(f"    {line}" for line in shown.splitlines())  # indented: shown as it is
+    plugin = summary.SummaryMetadata.PluginData(plugin_name="text")
+    return summary.Summary.Value(
+        tag=f"{tag}/text_summary",
+        metadata=summary.SummaryMetadata(plugin_data=plugin),
+        tensor=tensor.TensorProto(
+            dtype=_proto("types").DataType.DT_STRING,
+            string_val=[markdown.encode()],
+            tensor_shape=shape(dim=[shape.Dim(size=1)]),
+        ),
     )
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    return Summary.Value(tag=f"{tag}/text_summary", tensor=tensor, metadata=metadata)
 
 
 def _hyperparameters(run: RunInfo) -> list[Any]:

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import struct
+import time
 import zlib
 from datetime import UTC, datetime
 from importlib import import_module
@@ -22,11 +23,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog.errors import BackendError, BackendMissingError, ConfigError
+from eventlog import errors
 
 from ..steps import Order
 from . import directory
-from .base import Capabilities, DisabledBackend, Written
+from .base import Capabilities, DisabledBackend, Written, section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,30 +61,28 @@ class WandbBackend:
         entity: str | None = None,
         name: str | None = None,
         id: str | None = None,  # noqa: A002  (wandb's word)
-        id_suffix: str = "train",
+        id_suffix: str | None = None,
         group: str | None = None,
         job_type: str | None = None,
         notes: str | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = None,
     ) -> None:
         if find_spec("wandb") is None:
-            raise BackendMissingError(
+            raise errors.BackendMissingError(
                 "expected the package wandb, got none: pip install 'areal-metrics[wandb]'"
             )
         self._path = None if path is None else Path(path)
-        self._given = {
+        self._given: dict[str, Any] = {
             "project": project,
             "entity": entity,
             "name": name,
             "id": id,
+            "id_suffix": id_suffix,
             "group": group,
             "job_type": job_type,
             "notes": notes,
+            "tags": None if tags is None else list(tags),
         }
-        self._tags = list(tags)
-        self._suffix = (
-            datetime.now(UTC).strftime("%Y_%m_%d_%H_%M_%S") if id_suffix == "timestamp" else id_suffix
-        )
         self._run: Any = None
         self._last: int | None = None
 
@@ -103,25 +102,23 @@ class WandbBackend:
 
         folder = self._path = self._path or run.path / "live"
         folder.mkdir(parents=True, exist_ok=True)
-        about = self._about(run)
         self._run = wandb.init(
             mode="offline",
             dir=str(folder),
             config=_config(run),
-            tags=self._tags,
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, x_transaction_log_flush_interval=_FLUSH_SECONDS
             ),
-            **about,
+            **self._about(run, time.time()),
         )
         self._last = None
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Log one row with its step and its time."""
         if self._run is None:
-            raise BackendError(
+            raise errors.BackendError(
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         row = {to_wandb(key): value for key, value in metrics.items()}
@@ -155,8 +152,10 @@ class WandbBackend:
         """
         folder = self._path = self._path or run.path / "wandb"
         marker = directory.claim(folder, run.id, "replay")
-        content = _Content(self._about(run), self._tags, _config(run), run.started, rows)
-        held: str = marker.get("directory", "")
+        content = _Content(self._about(run, run.started), _config(run), run.started, rows)
+        if not content.steps:
+            return Written(0, 0)
+        held = str(marker.get("directory") or "")
         complete = bool(held) and (folder / held).is_dir()
         if complete and not run.fresh:
             directory.check_selection(marker, selection, folder)
@@ -170,20 +169,21 @@ class WandbBackend:
                 folder,
                 content,
                 directory.with_selection(marker, selection),
-                replaces=None if another else held,
+                replaces="" if another else held,
             )
         return Written(content.steps, 0, content.renamed)
 
-    def _about(self, run: RunInfo) -> dict[str, Any]:
-        """Return what names the run to wandb: as given, else from the run."""
+    def _about(self, run: RunInfo, started: float) -> dict[str, Any]:
+        """Return what names the run to wandb: as given, else as the run's own config says, else its names."""
         pair = f"{run.experiment}_{run.trial}"
-        named = {
-            "project": run.experiment,
-            "name": run.trial,
-            "group": pair,
-            "id": _FORBIDDEN.sub("-", f"{pair}_{self._suffix}"),
-        }
-        return named | {key: value for key, value in self._given.items() if value is not None}
+        about = {"project": run.experiment, "name": run.trial, "group": pair, "id_suffix": "train"}
+        own = section(run.config, "wandb")
+        for source in ({key: own.get(key) for key in self._given}, self._given):
+            about |= {key: value for key, value in source.items() if value}
+        suffix = about.pop("id_suffix")
+        if suffix == "timestamp":
+            suffix = f"{datetime.fromtimestamp(started, UTC):%Y_%m_%d_%H_%M_%S}"
+        return {"id": _FORBIDDEN.sub("-", f"{pair}_{suffix}")} | about
 
 
 @functools.wraps(WandbBackend, updated=())
@@ -191,11 +191,11 @@ def create(*, mode: str | None = None, **options: Any) -> Backend:
     """Return the backend for a mode; None means WANDB_MODE, else online, as in wandb itself."""
     mode = mode or os.environ.get("WANDB_MODE") or "online"
     if mode not in MODES:
-        raise ConfigError(f"expected a wandb mode of {', '.join(MODES)}, got {mode!r}")
+        raise errors.ConfigError(f"expected a wandb mode of {', '.join(MODES)}, got {mode!r}")
     if mode == "disabled":
         return DisabledBackend("wandb")
     if mode != "offline":
-        raise ConfigError(
+        raise errors.ConfigError(
             f"expected wandb mode offline or disabled, which is what this version has, got {mode!r}; "
             "offline files can be uploaded with `wandb sync`"
         )
@@ -253,22 +253,18 @@ class _Content:
     def __init__(
         self,
         about: Mapping[str, Any],
-        tags: list[str],
         config: dict[str, Any],
         started: float,
         rows: Iterable[Row],
     ) -> None:
         self.about = about
-        self.started = started
-        self._tags = tags
+        self.started = started or next((row.time for row in rows), 0.0)
         self._config = config
         self._rows = rows
         self.steps, self.renamed, self.digest = self._measure()
 
     def _measure(self) -> tuple[int, int, str]:
-        digest = hashlib.blake2b(
-            _json([dict(self.about), self._tags, self._config, self.started]), digest_size=16
-        )
+        digest = hashlib.blake2b(_json([dict(self.about), self._config, self.started]), digest_size=16)
         steps, names = 0, set[str]()
         for row in self._rows:
             steps += 1
@@ -305,18 +301,9 @@ class _Content:
             os.fsync(stream.fileno())
 
     def _run_record(self, pb: Any, run_id: str) -> Any:
-        about = {
-            key: value
-            for key, value in self.about.items()
-            if key in ("entity", "project", "job_type", "notes")
-        }
-        record = pb.RunRecord(
-            run_id=run_id,
-            display_name=self.about["name"],
-            run_group=self.about["group"],
-            tags=self._tags,
-            **about,
-        )
+        names = {"name": "display_name", "group": "run_group"}
+        about = {names.get(key, key): value for key, value in self.about.items() if key != "id"}
+        record = pb.RunRecord(run_id=run_id, **about)
         record.start_time.FromNanoseconds(int(self.started * 1e9))
         for key, value in self._config.items():
             record.config.update.add(key=key, value_json=_json(value).decode())

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog import BackendMissingError, QueryError
+from eventlog import errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def styles(count: int, palette: str = "okabe-ito") -> list[Style]:
         QueryError: the palette is none of `PALETTES`.
     """
     if palette not in PALETTES:
-        raise QueryError(f"expected a palette out of {', '.join(PALETTES)}, got {palette!r}")
+        raise errors.QueryError(f"expected a palette out of {', '.join(PALETTES)}, got {palette!r}")
     colours = PALETTES[palette]
     return [(colours[i % len(colours)], _LINES[i // len(colours) % len(_LINES)]) for i in range(count)]
 
@@ -62,7 +62,7 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as exc:
-        raise BackendMissingError(
+        raise errors.BackendMissingError(
             "expected matplotlib for a plot, got none: pip install 'areal-metrics[plots]'"
         ) from exc
     columns = min(count, _COLUMNS)
@@ -95,7 +95,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise QueryError(f"expected a file name ending in {' or '.join(FORMATS)}, got {path}")
+        raise errors.QueryError(f"expected a file name ending in {' or '.join(FORMATS)}, got {path}")
     import matplotlib as mpl
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventlog import QueryError
+from eventlog import errors
 
 from . import canvas
 
@@ -58,7 +58,7 @@ def curves(
         _check_weight(smooth)
     keys = sorted({line.key for line in lines})
     if not 0 < len(keys) <= MOST_PANELS:
-        raise QueryError(f"expected 1 to {MOST_PANELS} keys to draw, got {len(keys)}")
+        raise errors.QueryError(f"expected 1 to {MOST_PANELS} keys to draw, got {len(keys)}")
     runs = sorted({line.run or "" for line in lines})
     style = dict(zip(runs, canvas.styles(len(runs), palette), strict=True))
     figure, axes = canvas.panels(len(keys))
@@ -92,12 +92,14 @@ def smoothed(table: pa.Table, weight: float) -> pa.Table:
 
 def _check_weight(weight: float) -> None:
     if not 0 < weight < 1:
-        raise QueryError(f"expected a smoothing weight between 0 and 1, got {weight}")
+        raise errors.QueryError(f"expected a smoothing weight between 0 and 1, got {weight}")
 
 
 def _lines(table: pa.Table) -> list[_Line]:
     if missing := [name for name in _NEEDED if name not in table.column_names]:
-        raise QueryError(f"expected columns step, key, value to draw, got none named {', '.join(missing)}")
+        raise errors.QueryError(
+            f"expected columns step, key, value to draw, got none named {', '.join(missing)}"
+        )
     steps = table["step"].to_numpy()
     values = np.asarray(table["value"].to_numpy(), np.float64)
     runs = table["run"].to_pylist() if "run" in table.column_names else [None] * table.num_rows

@@ -124,9 +124,18 @@ def test_scopes_belong_to_their_task_and_thread(recorder):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: r.stat("nope", {"x": torch.ones(2)}), "registered denominator, got 'nope'; registered now: 'm'"),
-        (lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(3)}), r"shape \(2,\) .* for 'x', got \(3,\)"),
-        (lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(2).int()}), "floating tensor for 'x', got int32"),
+        (
+            lambda r: r.stat("nope", {"x": torch.ones(2)}),
+            "registered denominator, got 'nope'; registered now: 'm'",
+        ),
+        (
+            lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(3)}),
+            r"shape \(2,\) .* for 'x', got \(3,\)",
+        ),
+        (
+            lambda r: r.stat("m", {"ok": torch.ones(2), "x": torch.ones(2).int()}),
+            "floating tensor for 'x', got int32",
+        ),
         (lambda r: r.stat("m", {"x": torch.ones(0)}), "non-empty tensor for 'x'"),
         (lambda r: r.stat("m", {"x": torch.ones(2)}, ReduceType.SCALAR), "got SCALAR; use scalar"),
         (lambda r: r.denominator({"ok": mask(1), "x": torch.ones(2)}), "bool tensor for denominator 'x'"),

@@ -5,8 +5,6 @@ import errno
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from eventlog.errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from eventlog.manifest import create_json, read_json, write_json
-from eventlog.rundir import Producer, RunDir
+from eventlog.rundir import RunDir
 from eventlog.schema import Stream
 from tests.storage import flip, producer, write_run
 
@@ -364,22 +362,3 @@ def test_a_manifest_is_plain_json(tmp_path):
     """Any JSON reader reads run.json."""
     manifest = json.loads((RunDir.create(tmp_path).path / "run.json").read_text())
     assert [1, 0] == manifest["format"]
-
-
-def test_opening_a_run_loads_no_arrow_data(tmp_path):
-    """A fresh interpreter can look at attempts; nothing of the trackers is imported for it."""
-    RunDir.create(tmp_path).claim_attempt({})
-    script = (
-        "import sys; from eventlog.rundir import RunDir; "
-        "print(RunDir.open(sys.argv[1]).newest_attempt(), 'duckdb' in sys.modules, 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert "0 False False" == done.stdout.strip()
-
-
-def test_a_producer_is_a_value():
-    """Producers compare and hash by what they are."""
-    one = Producer("r", "s", "actor", 0, "w", 1, "h", 1, 2)
-    assert {one} == {Producer("r", "s", "actor", 0, "w", 1, "h", 1, 2)}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlog import BackendMissingError, QueryError
+from eventlog.errors import BackendMissingError, QueryError
 from replay.plots import PALETTES, curves, save, smoothed
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,304 @@
+"""Small functions from a run in columns to the tables a session answers with, deterministically sorted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from eventlog import schema
+
+from .choice import choose, names_of
+from .placing import first_rows, groups
+from .reading import NONE, codes, ints, nullable
+from .recompute import segments, specs_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from eventlog import Loss, Producer
+
+    from .history import History
+    from .reading import Bools, Ints
+
+TIME: Final = pa.timestamp("us", "UTC")
+
+
+# -- metrics -------------------------------------------------------------------------------------------
+
+
+def committed(history: History) -> pa.Table:
+    """Return every committed metric by step, key, attempt and sub-index, superseded ones too."""
+    commits = history.commits
+    places = np.flatnonzero(commits.table["key"].is_valid().to_numpy())
+    alphabetical = _alphabetical(commits.table["key"])[places]
+    subs = ints(commits.table["sub_index"], 0)[places]
+    order = np.lexsort((places, subs, commits.attempts[places], alphabetical, commits.steps[places]))
+    rows = commits.table.take(places[order])
+    return pa.table(
+        {
+            "run": rows["run"],
+            "step": rows["global_step"],
+            "key": rows["key"],
+            "value": rows["value"],
+            "time": rows["time"],
+            "attempt": rows["attempt"],
+            "sub_index": subs[order],
+            "value_int": rows["value_int"],
+            "epoch": rows["epoch"],
+            "superseded": rows["superseded"],
+        }
+    )
+
+
+def recomputed(history: History, names: set[str] | None = None, *, superseded: bool) -> pa.Table:
+    """Return what the log says of all or some names at every step, beside what was committed.
+
+    `source` and `export_id` tell whose numbers speak; `differs` (null: nothing was committed) and `incomplete`
+    (records of a rank are missing) tell how far to trust them.
+    """
+    keys = None
+    if names is not None:
+        keys = {spec.key for spec in specs_of(history) if not names.isdisjoint(names_of(spec))}
+    found = segments(history, keys)
+    spoken = choose(history, found, superseded=superseded)
+    of = [found.candidates[found.candidate[s.segment]] for s in spoken]
+    rows = pa.table(
+        {
+            "run": pa.array([history.reading.label] * len(spoken), pa.string()),
+            "step": pa.array([made.step for made in of], pa.int64()),
+            "key": pa.array([s.name for s in spoken], pa.string()),
+            "value": pa.array([float(s.number) for s in spoken], pa.float64()),
+            "time": pa.array([s.time for s in spoken], pa.int64()).cast(TIME),
+            "attempt": pa.array([made.attempt for made in of], pa.int64()),
+            "sub_index": pa.array([s.sub_index for s in spoken], pa.int64()),
+            "value_int": pa.array([s.exact for s in spoken], pa.int64()),
+            "committed": pa.array([s.committed and s.committed.value for s in spoken], pa.float64()),
+            "differs": pa.array([s.differs for s in spoken], pa.bool_()),
+            "incomplete": pa.array([made.incomplete for made in of], pa.bool_()),
+            "source": pa.array([made.source for made in of], pa.string()),
+            "export_id": pa.array([made.export_id for made in of], pa.string()),
+            "superseded": pa.array(found.superseded[[s.segment for s in spoken]], pa.bool_()),
+        }
+    )
+    by = ("step", "key", "attempt", "sub_index")
+    return rows.sort_by([(name, "ascending") for name in by]).combine_chunks()
+
+
+def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
+    """Pivot metrics: a row per run, step and sub-index, a column per key; null where it was not logged.
+
+    A key that was always an integer gets an integer column, exact beyond 2**53. `time` is the row's latest.
+    """
+    words = rows["run"].combine_chunks().dictionary_encode()
+    runs, steps, subs = words.indices.to_numpy(), ints(rows["step"]), ints(rows["sub_index"], 0)
+    attempts = ints(rows["attempt"], 0) if by_attempt else np.zeros(len(steps), np.int64)
+    row_of, n = groups(runs, steps, attempts, subs)
+    first = np.zeros(n, np.int64)
+    first[row_of] = np.arange(len(row_of))
+    times = np.full(n, NONE)
+    np.maximum.at(times, row_of, ints(rows["time"]))
+    columns: dict[str, Any] = {"run": words.take(first).cast(pa.string()), "step": pa.array(steps[first])}
+    if by_attempt:
+        columns["attempt"] = pa.array(attempts[first])
+    columns |= {"sub_index": pa.array(subs[first]), "time": nullable(times, TIME)}
+    names = list(columns)
+    arrays = list(columns.values())
+    for name, places in _by_key(rows["key"]):
+        names.append(name)
+        arrays.append(_pivoted(rows, row_of[places], places, n))
+    return pa.table(arrays, names=names)
+
+
+def _by_key(keys: pa.ChunkedArray) -> list[tuple[str, NDArray[np.intp]]]:
+    """Return (key, its places in order) for every key, by name."""
+    encoded = keys.combine_chunks().cast(pa.string()).dictionary_encode()
+    numbers = encoded.indices.to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    cuts = np.searchsorted(numbers[order], np.arange(1, len(encoded.dictionary)))
+    return sorted(zip(encoded.dictionary.to_pylist(), np.split(order, cuts), strict=False), key=lambda pair: pair[0])
+
+
+def _pivoted(rows: pa.Table, row_of: Ints, places: NDArray[np.intp], n: int) -> pa.Array:
+    missing = np.ones(n, np.bool_)
+    missing[row_of] = False
+    exact = rows["value_int"].combine_chunks().take(places)
+    values = exact if exact.null_count == 0 else rows["value"].combine_chunks().take(places)
+    out = np.zeros(n, np.int64 if exact.null_count == 0 else np.float64)
+    out[row_of] = values.to_numpy(zero_copy_only=False)
+    return pa.array(out, mask=missing)
+
+
+def _alphabetical(column: pa.ChunkedArray) -> Ints:
+    """Return the place of each text among the distinct ones in sorted order."""
+    words = column.combine_chunks().dictionary.to_pylist()
+    place = np.zeros(len(words) + 1, np.int64)
+    place[np.array(sorted(range(len(words)), key=words.__getitem__), np.intp)] = np.arange(len(words))
+    return place[codes(column)]
+
+
+# -- what there is -------------------------------------------------------------------------------------
+
+
+def attempts(history: History) -> pa.Table:
+    """Return the run's attempts: who led them, how they ended, what they own."""
+    claims = {claim.number: claim for claim in history.reading.attempts}
+    producers = {producer.session: producer for producer in history.reading.producers}
+    rows: list[dict[str, Any]] = []
+    for attempt, owned_from in history.timeline.owned_from.items():
+        claim = claims.get(attempt)
+        leader = claim.session if claim else min(history.leaders.get(attempt, {""}))
+        said = claim or producers.get(leader)
+        own = history.commits.attempts == attempt
+        metric = own & history.commits.table["key"].is_valid().to_numpy()
+        steps = set(history.commits.steps[metric & ~history.commits.superseded].tolist())
+        replaced = set(history.commits.steps[metric].tolist()) - steps
+        times = ints(history.commits.table["time"])[own]
+        rows.append(
+            {
+                "run": history.reading.label,
+                "attempt": attempt,
+                "started": claim.started_us if claim else (int(times.min()) if len(times) else None),
+                "ended": claim and claim.ended_us,
+                "outcome": claim and claim.outcome,
+                "role": said and said.role,
+                "rank": said and said.rank,
+                "session": leader or None,
+                "host": said and said.host,
+                "resume_step": claim and claim.resume_step,
+                "owned_from": owned_from,
+                "commits": len(first_rows(history.commits.sids[own], ints(history.commits.table["commit"])[own])),
+                "steps": len(steps),
+                "superseded_steps": len(replaced),
+            }
+        )
+    return pa.Table.from_pylist(rows, _ATTEMPTS)
+
+
+def producers(history: History) -> pa.Table:
+    """Return the run's recording processes: how far each got, and what it lost."""
+    rows = [
+        {
+            "run": history.reading.label,
+            "session": state.producer.session,
+            "role": state.producer.role,
+            "rank": state.producer.rank,
+            "world": state.producer.world,
+            "world_size": state.producer.world_size,
+            "host": state.producer.host,
+            "pid": state.producer.pid,
+            "started": state.producer.started_us,
+            "last_seen": state.heartbeat_us or None,
+            "ended": state.ended,
+            "windows": len(state.complete),
+            "incomplete_windows": len(state.incomplete),
+            "lost_rows": sum(loss.rows for loss in state.losses),
+            "records_bytes": state.bytes[schema.Stream.RECORDS],
+            "payload_bytes": state.bytes[schema.Stream.PAYLOAD],
+            "commits_bytes": state.bytes[schema.Stream.COMMITS],
+        }
+        for state in history.reading.states
+    ]
+    return pa.Table.from_pylist(rows, _PRODUCERS)
+
+
+def info(history: History) -> dict[str, Any]:
+    """Return what there is to know of a run at a glance, as plain values."""
+    reading = history.reading
+    people, lives = producers(history).to_pylist(), attempts(history).to_pylist()
+    metric = history.commits.table["key"].is_valid().to_numpy()
+    steps = np.unique(history.commits.steps[_leading(history) & ~history.commits.superseded])
+    unbound = history.windows.steps == NONE
+    manifest = reading.reader.run.manifest or {}
+    created = manifest.get("created_us")
+    return {
+        "run": reading.reader.run.id,
+        "path": str(reading.reader.run.path),
+        "label": reading.label,
+        "created": None if created is None else datetime.fromtimestamp(created / 1e6, UTC),
+        "format": manifest.get("format"),
+        "attempts": [_without_run(row) for row in lives],
+        "producers": [_without_run(row) for row in people],
+        "steps": {
+            "first": int(steps[0]) if len(steps) else None,
+            "last": int(steps[-1]) if len(steps) else None,
+            "count": len(steps),
+        },
+        "superseded_steps": sum(row["superseded_steps"] for row in lives),
+        "superseded_rows": int((metric & history.commits.superseded).sum()),
+        "unbound_windows": int(unbound.sum()),
+        "incomplete_windows": sum(row["incomplete_windows"] for row in people),
+        "keys": len(history.records.table["key"].combine_chunks().unique()),
+        "records": history.records.table.num_rows,
+        "metrics": int((metric & ~history.commits.superseded).sum()),
+        "losses": [_loss(state.producer, loss) for state in reading.states for loss in state.losses],
+        "problems": [str(problem) for problem in reading.reader.problems],
+        "bytes": {stream.name.lower(): sum(s.bytes[stream] for s in reading.states) for stream in schema.Stream},
+    }
+
+
+def _leading(history: History) -> Bools:
+    """Whether each commit row is a leader's; all of them where no leader's are left."""
+    leads = history.commits.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+    return leads if leads.any() else np.ones(len(leads), np.bool_)
+
+
+def _without_run(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "run"}
+
+
+def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
+    cause = loss.cause.name.lower() if isinstance(loss.cause, schema.LossCause) else str(loss.cause)
+    return {
+        "role": producer.role,
+        "rank": producer.rank,
+        "session": producer.session,
+        "stream": loss.stream.name.lower(),
+        "cause": cause,
+        "window": None if loss.window < 0 else loss.window,
+        "rows": loss.rows,
+        "bytes": loss.bytes,
+    }
+
+
+_ATTEMPTS: Final = pa.schema(
+    {
+        "run": pa.string(),
+        "attempt": pa.int64(),
+        "started": TIME,
+        "ended": TIME,
+        "outcome": pa.string(),
+        "role": pa.string(),
+        "rank": pa.int64(),
+        "session": pa.string(),
+        "host": pa.string(),
+        "resume_step": pa.int64(),
+        "owned_from": pa.int64(),
+        "commits": pa.int64(),
+        "steps": pa.int64(),
+        "superseded_steps": pa.int64(),
+    }
+)
+_PRODUCERS: Final = pa.schema(
+    {
+        "run": pa.string(),
+        "session": pa.string(),
+        "role": pa.string(),
+        "rank": pa.int64(),
+        "world": pa.string(),
+        "world_size": pa.int64(),
+        "host": pa.string(),
+        "pid": pa.int64(),
+        "started": TIME,
+        "last_seen": TIME,
+        "ended": pa.bool_(),
+        "windows": pa.int64(),
+        "incomplete_windows": pa.int64(),
+        "lost_rows": pa.int64(),
+        "records_bytes": pa.int64(),
+        "payload_bytes": pa.int64(),
+        "commits_bytes": pa.int64(),
+    }
+)

@@ -1,0 +1,213 @@
+-- The views of a session, over the tables that it registers: _records, _exports, _windows, _commits, _attempts,
+-- _producers, and, when a query first asks for them, _metrics and _payload. All have the column `run`; the session
+-- shows these views without it when it holds one run, and without superseded rows unless asked for all attempts.
+
+create schema log;
+
+create view log.records as
+select
+    run, session, role, rank, world, record_id, time, "window", step, bound_by, attempt, epoch, tracker, key, kind,
+    reduce_type, spread, denominator, denominator_id, "group", shape, dtype, present, count, nan, pos_inf, neg_inf,
+    int_sum, sum, min, max, tags, superseded, complete
+from _records;
+
+comment on view log.records is 'What was recorded: a row per key and window, for tensors and masks per call';
+comment on column log.records.run is 'which of the session''s runs';
+comment on column log.records.session is 'the recording process''s lifetime';
+comment on column log.records.role is 'role of the process';
+comment on column log.records.rank is 'its global rank';
+comment on column log.records.world is 'the world of ranks it belongs to';
+comment on column log.records.record_id is 'identity of the record within its session';
+comment on column log.records.time is 'of the call; of the last one for scalars, timings and counters';
+comment on column log.records."window" is 'what the process recorded between two exports, counted';
+comment on column log.records.step is 'training step; null: bound to none';
+comment on column log.records.bound_by is 'why that step: given, commit, export or time';
+comment on column log.records.attempt is 'which lifetime of the run';
+comment on column log.records.epoch is 'epoch of the step''s commit';
+comment on column log.records.tracker is 'name of the tracker, '''' for the default one';
+comment on column log.records.key is 'the key in full, tracker and scope included';
+comment on column log.records.kind is 'stat, denominator, scalar, timing or counter';
+comment on column log.records.reduce_type is 'how the key is exported; null for counters';
+comment on column log.records.spread is 'how the values lie on the ranks: shards, replicated or shares';
+comment on column log.records.denominator is 'key of the mask';
+comment on column log.records.denominator_id is 'record id of the mask';
+comment on column log.records."group" is 'the key''s own reduce group, its global ranks';
+comment on column log.records.shape is 'shape as recorded, before selection; number of calls for scalars';
+comment on column log.records.dtype is 'type as recorded';
+comment on column log.records.present is '1: recorded at all';
+comment on column log.records.count is 'selected values, non-finite ones included';
+comment on column log.records.nan is 'NaNs among them';
+comment on column log.records.pos_inf is '+Infs among them';
+comment on column log.records.neg_inf is '-Infs among them';
+comment on column log.records.int_sum is 'exact sum of counters and masks';
+comment on column log.records.sum is 'sum of the finite values';
+comment on column log.records.min is 'least finite value; +Inf when there is none';
+comment on column log.records.max is 'greatest finite value; -Inf when there is none';
+comment on column log.records.tags is 'a JSON object';
+comment on column log.records.superseded is 'a later attempt owns the step, or reported the key again';
+comment on column log.records.complete is 'all records of the window are there';
+
+create view log.exports as
+select
+    run, session, role, rank, world, time, "window", window_first, window_last, step, bound_by, attempt, epoch,
+    export_id, members, tracker, key, reset, outcome, superseded, complete
+from _exports;
+
+comment on view log.exports is 'What each export covered and how it ended, a row per process and group';
+comment on column log.exports.time is 'right after the collective';
+comment on column log.exports."window" is 'the window it drained';
+comment on column log.exports.window_first is 'the first window it covered: earlier ones were exported without reset';
+comment on column log.exports.window_last is 'the last window it covered';
+comment on column log.exports.export_id is 'the same on all members of the group';
+comment on column log.exports.members is 'global ranks of the group; null: exported without one';
+comment on column log.exports.tracker is 'the tracker that alone was exported; null: all';
+comment on column log.exports.key is 'the key that alone was exported; null: all';
+comment on column log.exports.reset is 'false: a later export covers the same records again';
+comment on column log.exports.outcome is 'ok, or the class of the error';
+
+create view log.windows as
+select
+    run, session, role, rank, world, "window", time, step, bound_by, attempt, epoch, records, superseded, complete
+from _windows;
+
+comment on view log.windows is 'Windows with the step they were bound to';
+comment on column log.windows.time is 'of its newest record';
+comment on column log.windows.records is 'how many of its records can be read';
+
+create view log.commits as
+select
+    run, session, role, rank, world, "commit", time, attempt, leader, restored_step, epoch, epoch_step, global_step,
+    sub_index, window_first, window_last, key, value, value_int, tags, superseded
+from _commits;
+
+comment on view log.commits is 'Commits of every process: one row without a key each, then the leader''s metrics';
+comment on column log.commits."commit" is 'counted within the session';
+comment on column log.commits.leader is 'the committing process leads the attempt';
+comment on column log.commits.restored_step is 'the last_commit_step its logger was restored with';
+comment on column log.commits.epoch_step is 'step within the epoch';
+comment on column log.commits.global_step is 'training step, zero-based';
+comment on column log.commits.sub_index is 'position in a list commit, else 0';
+comment on column log.commits.window_first is 'windows drained since the commit before; null: none';
+comment on column log.commits.window_last is 'the last of them';
+comment on column log.commits.value is 'the metric';
+comment on column log.commits.value_int is 'the same, exactly, when it is an integer';
+comment on column log.commits.superseded is 'a later commit or attempt replaced the row';
+
+create view log.attempts as
+select
+    run, attempt, started, ended, outcome, role, rank, session, host, resume_step, owned_from, commits, steps,
+    superseded_steps
+from _attempts;
+
+comment on view log.attempts is 'Lifetimes of the run as a whole';
+comment on column log.attempts.started is 'when it was claimed; else its first commit';
+comment on column log.attempts.outcome is 'finished, exception: …, signal: …; null: running, or killed';
+comment on column log.attempts.session is 'the leader''s session';
+comment on column log.attempts.resume_step is 'resume point as given';
+comment on column log.attempts.owned_from is 'first step that is its own; null: it only added';
+comment on column log.attempts.steps is 'committed steps that count';
+comment on column log.attempts.superseded_steps is 'committed steps that a later attempt replaced';
+
+create view log.producers as
+select
+    run, session, role, rank, world, world_size, host, pid, started, last_seen, ended, windows, incomplete_windows,
+    lost_rows, records_bytes, payload_bytes, commits_bytes
+from _producers;
+
+comment on view log.producers is 'Recording processes';
+comment on column log.producers.last_seen is 'last sign of life';
+comment on column log.producers.ended is 'closed in order';
+comment on column log.producers.windows is 'complete windows';
+comment on column log.producers.incomplete_windows is 'windows with records missing or still to come';
+comment on column log.producers.lost_rows is 'rows that the process itself could not write';
+
+create view log.metrics as
+select run, step, key, value, time, attempt, sub_index, value_int, epoch, superseded from _metrics;
+
+comment on view log.metrics is 'What was committed, a row per step and key';
+comment on column log.metrics.key is 'exported name';
+comment on column log.metrics.time is 'of the commit';
+
+create view log.evaluations as
+select run, step, key, value, time, attempt, sub_index, value_int, epoch, superseded
+from _metrics
+where starts_with(key, 'eval-rollout/');
+
+comment on view log.evaluations is 'Metrics of the evaluation tracker';
+
+create view log.payload as
+select
+    run, session, role, rank, world, "window", step, bound_by, attempt, epoch, record_id, "call", tracker, key, kind,
+    denominator, denominator_id, shape, coalesce(values64, values32::double[]) as values, times, mask, selected,
+    sample_ids, superseded, complete
+from _payload;
+
+comment on view log.payload is 'The values themselves, a row per record';
+comment on column log.payload."call" is 'which call of the key in its window, 0 first: joins what one batch recorded';
+comment on column log.payload.values is 'selected values in order; every call''s value of a scalar';
+comment on column log.payload.times is 'every call''s time, of scalars, timings and counters';
+comment on column log.payload.mask is 'the mask, a bit per element, lowest bit first';
+comment on column log.payload.selected is 'selected values per sequence';
+comment on column log.payload.sample_ids is 'ids of the samples';
+
+create view log.tensors as
+select
+    run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, denominator,
+    denominator_id, shape, coalesce(values64, values32::double[]) as values,
+    _dense(coalesce(values64, values32::double[]), under, elements) as dense, superseded, complete
+from _payload
+where kind = 'stat';
+
+comment on view log.tensors is 'Tensors, a row per call';
+comment on column log.tensors.values is 'selected values in order';
+comment on column log.tensors.dense is 'all elements in order, null where the mask did not select';
+
+create view log.masks as
+select
+    run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, shape,
+    _bits(mask, elements) as mask,
+    coalesce(selected, list_transform(_bits(mask, elements), lambda b: b::bigint)) as selected, superseded, complete
+from _payload
+where kind = 'denominator';
+
+comment on view log.masks is 'Denominators, a row per call';
+comment on column log.masks.mask is 'a boolean per element';
+comment on column log.masks.selected is 'selected elements per sequence';
+
+create view log.scalars as
+select
+    run, step, key, rank, role, attempt, epoch, session, world, "window", record_id, tracker, kind,
+    unnest(values64) as value, unnest(times) as time, superseded, complete
+from _payload
+where kind in ('scalar', 'timing', 'counter');
+
+comment on view log.scalars is 'Scalars, timings and counters, a row per value';
+comment on column log.scalars.time is 'of the call';
+
+create view log.samples as
+select
+    run, step, key, rank, role, attempt, epoch, session, world, "window", record_id, tracker, kind,
+    unnest(sample_ids) as sample_id, unnest(coalesce(values64, values32::double[])) as value, superseded, complete
+from _payload
+where sample_ids is not null;
+
+comment on view log.samples is 'Values with the sample they belong to';
+
+comment on view log.samples is 'Values with the sample they belong to';
+
+create view log.keys as
+select run, key, kind, reduce_type, sum(count)::bigint as count, min(step) as first_step, max(step) as last_step
+from _records
+where not superseded
+group by all
+union all
+select run, key, 'metric', null, count(*), min(step), max(step)
+from _metrics
+where not superseded
+group by all
+order by run, key, kind, reduce_type;
+
+comment on view log.keys is 'What was recorded and, of kind metric, what was committed';
+comment on column log.keys.count is 'selected values; of metrics, rows';
+comment on column log.keys.first_step is 'first step that counts';
+comment on column log.keys.last_step is 'last step that counts';

@@ -1,0 +1,257 @@
+"""Exports of workers without a process group merge to what one worker would have exported."""
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.merge import Export, merge_worker_stats
+from aggregator.naming import Columns, Meta, Names
+from eventlog import Kind, ReduceType, Spread, errors, moments
+
+SCALAR = Meta(Kind.SCALAR, ReduceType.SCALAR)
+TIMING = Meta(Kind.TIMING, ReduceType.SCALAR)
+FAMILY = Meta(Kind.STAT, ReduceType.AVG_MIN_MAX, "mask")
+COUNTER = Meta(Kind.COUNTER)
+
+
+def of(*values):
+    return moments.of(np.array(values, np.float64))
+
+
+def total(*values):
+    return moments.of_integers([len(values)], [sum(values)])[0]
+
+
+def columns(**keys):
+    """Make one part of an export: key=(meta, row)."""
+    metas, rows = zip(*keys.values(), strict=True)
+    return Columns(Names(keys, metas), np.stack(rows))
+
+
+def export(**keys):
+    return Export.of([columns(**keys)])
+
+
+def plain(**keys):
+    return dict(export(**keys))
+
+
+# -- Export ----------------------------------------------------------------------------------------
+
+
+def test_an_export_is_a_dict_that_knows_its_kinds():
+    """It compares and iterates as the dict AReaL returns, and carries kinds and moments beside it."""
+    stats = export(reward=(SCALAR, of(1, 2)), kl=(FAMILY, of(3)))
+    assert {"reward": 1.5, "reward__count": 2, "kl/avg": 3.0, "kl/min": 3.0, "kl/max": 3.0} == stats
+    assert {"reward": SCALAR, "kl": FAMILY} == stats.kinds
+    assert 2 == stats.moments["reward"][moments.COUNT]
+
+
+@pytest.mark.parametrize(
+    "send",
+    [lambda e: pickle.loads(pickle.dumps(e)), lambda e: Export.from_json(e.to_json()), Export.copy],
+    ids=["pickle", "json", "copy"],
+)
+def test_an_export_travels(send):
+    """Numbers, moments and what was added by hand survive pickle, JSON and a copy, non-finite ones too."""
+    stats = export(a=(SCALAR, of(1, math.nan)), b=(FAMILY, of(-math.inf, 2)), n=(COUNTER, total(2**60 + 1)))
+    stats["note"] = math.inf
+    sent = send(stats)
+    assert list(stats) == list(sent)
+    np.testing.assert_array_equal(list(stats.values()), list(sent.values()))
+    assert stats.kinds == sent.kinds
+    assert all((stats.moments[key] == sent.moments[key]).all() for key in stats.kinds)
+
+
+def test_the_json_is_strict():
+    """A reader in another language can parse it: no NaN tokens."""
+    text = export(a=(SCALAR, of(math.nan))).to_json()
+    assert json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [["a"]], "numbers": {}}'])
+def test_anything_else_is_no_export(text):
+    """What is not an export's JSON is refused with what came."""
+    with pytest.raises(errors.MergeError, match="expected an export as JSON, got"):
+        Export.from_json(text)
+
+
+def test_update_takes_over_what_another_export_carries():
+    """One step's flow: the actor's export, updated with the rollout's, still merges."""
+    stats = export(loss=(SCALAR, of(1)))
+    stats.update(export(reward=(SCALAR, of(0, 1))))
+    both = merge_worker_stats([stats, stats | {}])
+    assert {"loss": 1.0, "loss__count": 2, "reward": 0.5, "reward__count": 4} == both
+
+
+def test_a_number_changed_by_hand_counts_as_it_stands():
+    """The moments of a key whose number was overwritten or deleted are not used against the user."""
+    stats = export(a=(SCALAR, of(1, 3)), b=(SCALAR, of(5)), c=(SCALAR, of(7)))
+    stats["a"] = 10.0
+    del stats["b"], stats["b__count"]
+    assert {"c": SCALAR} == stats.kinds
+    assert {"a": 10.0, "a__count": 2, "c": 7.0, "c__count": 1} == merge_worker_stats([stats])
+
+
+def test_timings_of_two_trackers_are_pooled_and_other_names_clash():
+    """`timeperf/x` timed by two trackers combines by count; a scalar both recorded is reported (report s7)."""
+    one = columns(t=(TIMING, of(1)), x=(SCALAR, of(1)))
+    two = columns(t=(TIMING, of(2, 3)), x=(SCALAR, of(9)))
+    stats = Export.of([one, two])
+    assert {"t": 2.0, "t__count": 3, "x": 9.0, "x__count": 1} == stats
+    assert ("x", "x__count") == stats.clashes
+
+
+def test_absent_keys_do_not_clash():
+    """A key that one part names but nobody recorded there is no clash."""
+    (nothing,) = moments.empty(1)
+    stats = Export.of([columns(x=(SCALAR, of(1))), columns(x=(SCALAR, nothing))])
+    assert ({"x": 1.0, "x__count": 1}, ()) == (stats, stats.clashes)
+
+
+# -- merging exports -------------------------------------------------------------------------------
+
+
+def test_scalars_weigh_by_their_count():
+    """Seven rewards of one worker weigh more than one of another: never a mean of means (report c2)."""
+    merged = merge_worker_stats([export(r=(SCALAR, of(*[1.0] * 7))), export(r=(SCALAR, of(0)))])
+    assert {"r": 0.875, "r__count": 8} == merged
+
+
+def test_families_have_the_true_extremes():
+    """Minima 1 and -3, maxima 5 and 9 give -3 and 9, not their means (report c18)."""
+    merged = merge_worker_stats([export(k=(FAMILY, of(1, 5))), export(k=(FAMILY, of(-3, 9, 6)))])
+    assert {"k/avg": 3.6, "k/min": -3.0, "k/max": 9.0} == merged
+
+
+def test_counters_and_denominators_add_exactly():
+    """Sums of integers stay integers beyond float64 (report c11)."""
+    mask = Meta(Kind.DENOMINATOR, ReduceType.SUM)
+    parts = [export(n=(mask, total(2**53)), c=(COUNTER, total(1))), export(n=(mask, total(1)))]
+    assert {"n": 2**53 + 1, "c": 1} == merge_worker_stats(parts)
+
+
+def test_workers_may_hold_any_subset():
+    """A key of one worker keeps its value; workers without it add nothing (report c22)."""
+    merged = merge_worker_stats([export(math=(SCALAR, of(1))), export(code=(SCALAR, of(0, 0))), Export()])
+    assert {"math": 1.0, "math__count": 1, "code": 0.0, "code__count": 2} == merged
+
+
+def test_spread_is_kept_across_workers():
+    """Copies count once and must be equal, shares add up (report c4)."""
+    lr, share = SCALAR._replace(spread=Spread.REPLICATED), SCALAR._replace(spread=Spread.SHARES)
+    parts = [export(lr=(lr, of(0.1)), s=(share, of(0.25))), export(lr=(lr, of(0.1)), s=(share, of(0.75)))]
+    assert {"lr": 0.1, "lr__count": 1, "s": 1.0, "s__count": 1} == merge_worker_stats(parts)
+    with pytest.raises(errors.MergeError, match=r"same on all workers \(replicated\), got different 'lr'"):
+        merge_worker_stats([export(lr=(lr, of(0.1))), export(lr=(lr, of(0.2)))])
+
+
+def test_workers_that_disagree_on_a_key_are_refused():
+    """A scalar of one worker and a family of another cannot be one number (report c14)."""
+    with pytest.raises(errors.MergeError, match="key 'x': expected the same on all workers, got scalar but stat"):
+        merge_worker_stats([export(x=(SCALAR, of(1))), export(x=(FAMILY, of(1)))])
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=5), min_size=1, max_size=5))
+def test_merging_is_exporting_everything_at_once(parts):
+    """However the values were split among workers, the merged export is that of all of them together."""
+    merged = merge_worker_stats([export(k=(FAMILY, of(*part)), s=(SCALAR, of(*part))) for part in parts])
+    values = [value for part in parts for value in part]
+    whole = export(k=(FAMILY, of(*values)), s=(SCALAR, of(*values)))
+    assert list(whole) == list(merged)
+    np.testing.assert_allclose(list(whole.values()), list(merged.values()), rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=4), min_size=3, max_size=3))
+def test_merging_can_be_done_in_stages(parts):
+    """A controller of controllers gets what one controller of all workers gets."""
+    one, two, three = (export(k=(FAMILY, of(*part))) for part in parts)
+    at_once = merge_worker_stats([one, two, three])
+    staged = merge_worker_stats([merge_worker_stats([one, two]), three])
+    assert list(at_once) == list(staged)
+    np.testing.assert_allclose(list(at_once.values()), list(staged.values()), rtol=1e-9, atol=1e-9)
+
+
+# -- merging plain dicts ---------------------------------------------------------------------------
+
+
+def test_plain_scalars_merge_by_count():
+    """AReaL's dicts merge as far as they say how many values there were."""
+    merged = merge_worker_stats([{"r": 1.0, "r__count": 3}, {"r": 0.0, "r__count": 1}])
+    assert {"r": 0.75, "r__count": 4} == merged
+
+
+def test_plain_families_merge_by_their_count():
+    """With `base__count` beside it a family has its weighted mean and true extremes."""
+    one = {"k/avg": 2.0, "k/min": 1.0, "k/max": 3.0, "k__count": 2}
+    two = {"k/avg": 5.0, "k/min": 5.0, "k/max": 5.0, "k__count": 1}
+    assert {"k/avg": 3.0, "k/min": 1.0, "k/max": 5.0, "k__count": 3} == merge_worker_stats([one, two])
+
+
+@pytest.mark.parametrize("stats", [{"x": 1.0}, {"x/avg": 1.0, "x/min": 0.0, "x/max": 2.0}])
+def test_a_mean_without_a_count_is_refused(stats):
+    """It is named, never dropped in silence and never averaged by guess."""
+    with pytest.raises(errors.MergeError, match="expected a count beside every mean, got none for 'x"):
+        merge_worker_stats([stats, {"y": 2.0, "y__count": 1}])
+
+
+def test_the_refusal_names_every_key():
+    """All keys without a count stand in one message."""
+    with pytest.raises(errors.MergeError, match="'a', 'b', 'c'"):
+        merge_worker_stats([{"b": 1.0, "a": 2.0}, {"c": 3.0}])
+
+
+def test_sum_keys_add():
+    """Sums in plain dicts are named by the caller; integers stay exact, floats make the sum a float."""
+    stats = [{"tokens": 2**60, "cost": 0.5}, {"tokens": 1, "cost": 1}]
+    merged = merge_worker_stats(stats, sum_keys=["tokens", "cost", "absent"])
+    assert {"tokens": 2**60 + 1, "cost": 1.5} == merged
+    assert isinstance(merged["tokens"], int)
+
+
+def test_sum_keys_do_not_turn_an_exported_mean_into_a_sum():
+    """An export says that a key is a mean; naming it a sum is a contradiction, and refused."""
+    with pytest.raises(errors.MergeError, match="expected sums in sum_keys, got 'r'"):
+        merge_worker_stats([export(r=(SCALAR, of(1)))], sum_keys=["r"])
+
+
+def test_counts_without_a_mean_add():
+    """A count whose mean was absent is a sum by itself."""
+    assert {"r__count": 5} == merge_worker_stats([{"r__count": 2}, {"r__count": 3}])
+
+
+@pytest.mark.parametrize("count", [1.5, -1, math.nan, math.inf])
+def test_a_count_is_a_whole_number(count):
+    """An averaged or broken count would weigh wrongly."""
+    with pytest.raises(errors.MergeError, match=r"key 'r': expected a count \(a whole number\)"):
+        merge_worker_stats([{"r": 1.0, "r__count": count}])
+
+
+def test_a_mean_of_nothing_is_absent():
+    """AReaL exports a scalar nobody recorded as 0.0 with count 0; it does not pull the mean down (report s3)."""
+    assert {"r": 2.0, "r__count": 1} == merge_worker_stats([{"r": 0.0, "r__count": 0}, {"r": 2.0, "r__count": 1}])
+
+
+def test_non_finite_numbers_of_plain_dicts_stay():
+    """A NaN or infinite mean is not averaged away."""
+    stats = [{"a": math.nan, "a__count": 1, "b": math.inf, "b__count": 2}, {"a": 1.0, "a__count": 9}]
+    merged = merge_worker_stats(stats)
+    assert math.isnan(merged["a"])
+    assert (10, math.inf, 2) == (merged["a__count"], merged["b"], merged["b__count"])
+
+
+def test_plain_dicts_and_exports_mix():
+    """A worker that sent a plain dict still counts, and the export knows what the key is."""
+    merged = merge_worker_stats([{"t": 4.0, "t__count": 1}, export(t=(TIMING, of(1, 1)))])
+    assert {"t": 2.0, "t__count": 3} == merged
+    assert {"t": TIMING} == merged.kinds
+
+
+def test_nothing_merges_to_nothing():
+    """No workers, or workers without numbers, give an empty export."""
+    assert {} == merge_worker_stats([]) == merge_worker_stats([{}, Export()])

@@ -1,0 +1,26 @@
+"""What every test of this folder starts from: no log of an earlier test, no tracker settings of the machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+import eventlog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOREIGN = ("WANDB_", "AREAL_METRICS_", "SWANLAB_", "TRACKIO_", "RANK", "WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start without settings from outside and end without a started log."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    yield
+    eventlog.stop()

@@ -1,0 +1,102 @@
+"""What the trackers' own files say, read without our code: TensorBoard's reader and the framing of a .wandb file."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Rows = list[tuple[int, dict[str, float], float]]  # (step, metrics, time), as MemoryBackend keeps them
+
+OWN = {"_step", "_timestamp", "_runtime", "_wandb"}
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+    """Return tag → [(step, wall time, value)] as TensorBoard's loader sees them, sampling off."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {tag: [(e.step, e.wall_time, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def tensorboard_texts(folder: Path) -> dict[str, str]:
+    """Return tag → text."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    reader.Reload()
+    tags = [tag for tag in reader.Tags()["tensors"] if tag.endswith("/text_summary")]
+    return {tag: reader.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in tags}
+
+
+def tensorboard_events(file: Path) -> list[Any]:
+    """Return every event of one file as written."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return list(LegacyEventFileLoader(str(file)).Load())
+
+
+def tensorboard_rows(folder: Path) -> Rows:
+    """Return one row per step and wall time."""
+    rows: dict[tuple[int, float], dict[str, float]] = {}
+    for tag, points in tensorboard_scalars(folder).items():
+        for step, time, value in points:
+            row = rows.setdefault((step, time), {})
+            assert tag not in row, f"{tag} twice at step {step}"
+            row[tag] = value
+    return [(step, rows[step, time], time) for step, time in sorted(rows)]
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a .wandb file; a torn end ends it, a wrong checksum raises."""
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    data = file.read_bytes()
+    assert (b":W&B", 0xBEE1, 0) == struct.unpack("<4sHB", data[:7])
+    at, parts = 7, []
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        checksum, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        body = data[at + 7 : at + 7 + length]
+        if len(body) < length:
+            return
+        assert checksum == zlib.crc32(bytes([kind]) + body), f"checksum at {at}"
+        at += 7 + length
+        parts.append(body)
+        if kind in (1, 4):
+            yield pb.Record.FromString(b"".join(parts))
+            parts = []
+
+
+def wandb_history(file: Path) -> list[dict[str, Any]]:
+    """Return the history rows as they stand, wandb's own keys included."""
+    rows = []
+    for record in wandb_records(file):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            assert items["_step"] == record.history.step.num
+            rows.append(items)
+    return rows
+
+
+def wandb_files(folder: Path) -> list[Path]:
+    """Return the run files below a folder, in the order of their names; wandb's symbolic links are not followed."""
+    return sorted(file for file in folder.glob("**/offline-run-*/*.wandb") if not file.parent.is_symlink())
+
+
+def wandb_rows(folder: Path) -> Rows:
+    """Return the rows of all run files below a folder."""
+    return [
+        (row["_step"], {key: value for key, value in row.items() if key not in OWN}, row["_timestamp"])
+        for file in wandb_files(folder)
+        for row in wandb_history(file)
+    ]
