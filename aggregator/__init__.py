@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from eventlog import workflow_context
 
 if TYPE_CHECKING:
-    from . import stats_tracker
+    from . import areal, evaluation, stats_tracker
     from .merge import Export, merge_worker_stats
     from .offline.session import Session, open_run
 
 __all__ = [
     "Export",
     "Session",
+    "areal",
+    "evaluation",
     "merge_worker_stats",
     "open_run",
     "stats_tracker",
@@ -33,8 +35,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "stats_tracker":
-        return importlib.import_module(".stats_tracker", __name__)
+    if name in {"areal", "evaluation", "stats_tracker"}:
+        return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -116,7 +116,7 @@ class Load:
 
     def of(self, rows: Ints) -> Ints:
         """Return the rows of the chosen entries."""
-        return rows if len(self.chosen) == len(self.entries) else rows[list(self.chosen)]
+        return rows if len(self.chosen) == len(rows) else rows[list(self.chosen)]
 
     @cached_property
     def names(self) -> Names:

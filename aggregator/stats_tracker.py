@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 import eventlog
-from eventlog import Recorder, ReduceType, as_step, moments
+from eventlog import Recorder, ReduceType, Spread, as_step, errors, moments
 
 from . import collective
 from .merge import Export
@@ -160,8 +160,11 @@ class DistributedStatsTracker:
             self._recorder.timing(key, time.perf_counter() - began)
 
     def declare(self, *keys: str, spread: str) -> None:
-        """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed)."""
-        self._recorder.declare(keys, spread)
+        """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
+
+        What is not declared is "shards" (pooled). Raises a ValueError for any other word.
+        """
+        self._recorder.declare(keys, _spread(spread))
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: leave it to the commit."""
@@ -188,6 +191,14 @@ class DistributedStatsTracker:
         return _export(
             [self], full_key, reduce_group, key_sync_group, reset=reset, step=step, operation=operation
         )
+
+
+def _spread(word: str) -> Spread:
+    try:
+        return Spread(word)
+    except ValueError:
+        words = ", ".join(repr(each.value) for each in Spread)
+        raise errors.RecordingError(f"expected a spread ({words}), got {word!r}") from None
 
 
 _SESSION = uuid.uuid4().hex  # names this process where no log does
@@ -260,7 +271,7 @@ def _export(
         full=key is None,
     )
     if log is not None:
-        _note(log, drained, reduced, trackers, key, reset=reset)
+        _note(log, drained, reduced, trackers, key, reset=reset, alone=reduce_group is None)
     if reduced.error is not None:
         raise reduced.error
     made = Export.of(reduced.parts)
@@ -308,13 +319,17 @@ def _note(
     key: str | None,
     *,
     reset: bool,
+    alone: bool,
 ) -> None:
-    """Write an export row per group, or one for an export that no group shared."""
+    """Write an export row per group; the first one says over whom the keys without a group were reduced.
+
+    `alone`: over nobody else, whatever key_sync_group did for the others.
+    """
     if reduced.attempt is not None:
         log.learn_attempt(reduced.attempt)
     window = drained.frame.window
-    alone = ((f"{log.producer.session}:{window}", None),)
-    for export_id, members in reduced.exports or alone:
+    own = ((f"{log.producer.session}:{window}", None),) if alone or not reduced.exports else ()
+    for export_id, members in (*own, *reduced.exports):
         log.write_export(
             export_id=export_id,
             members=members,

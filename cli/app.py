@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from . import plot, query, render, retell, runs
+from . import plot, query, render, retell, run, runs
 
 __all__ = ["app", "main"]
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog="Exit codes: 0 done, 1 failed, 2 called wrongly, 3 done but something was lost or refused.",
 )
-for family in (runs, query, retell, plot):
+for family in (run, runs, query, retell, plot):
     app.add_typer(family.app, name=family.NAME)
 
 

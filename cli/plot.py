@@ -9,7 +9,7 @@ import typer
 
 from . import render
 from .options import Attempts, Json, Keys, More, RunDir, Since, Until, example
-from .query import chosen, opened
+from .query import opened
 
 __all__ = ["NAME", "app"]
 
@@ -61,7 +61,7 @@ def curves(
     from replay import plots
 
     with opened(run_dir, more, Attempts.LATEST) as session:
-        table = session.metrics(chosen(session, patterns), since=since, until=until)
+        table = session.metrics(patterns or None, since=since, until=until)
         table = table.select([name for name in ("run", "step", "key", "value") if name in table.column_names])
         if output is not None:
             figure = plots.curves(table, smooth=smooth, palette=palette, title=title)

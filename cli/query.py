@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,57 +25,31 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
-__all__ = ["NAME", "app", "chosen", "opened"]
+    from aggregator import Session
+
+__all__ = ["NAME", "app", "opened"]
 
 NAME = None  # its commands stand at the top
 app = typer.Typer()
 
 
 @contextmanager
-def opened(run_dir: Path, more: Sequence[Path] | None, attempts: Attempts) -> Iterator[Any]:
-    """Open one or several runs; at the end, frames that could not be read make the exit code 3."""
+def opened(run_dir: Path, more: Sequence[Path] | None, attempts: Attempts) -> Generator[Session]:
+    """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3."""
     from aggregator import open_run
 
     with open_run(run_dir, *(more or ()), attempts=attempts.value) as session:
         yield session
-        problems = session.info()["problems"]
+        problems = session.problems
+    for problem in problems:
+        render.say(f"damaged: {problem}")
     if problems:
-        for problem in problems:
-            render.say(f"damaged: {problem}")
         raise typer.Exit(3)
-
-
-def chosen(session: Any, patterns: Sequence[str] | None) -> list[str] | None:
-    """Return the keys that match any pattern, in order; None when there is no pattern.
-
-    A pattern that is itself a key stands for that key alone.
-
-    Raises:
-        QueryError: a pattern matches no key.
-    """
-    if not patterns:
-        return None
-    names: list[str] = session.keys()["key"].unique().to_pylist()
-    return _matching(names, patterns)
-
-
-def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    from eventlog import errors
-
-    taken: set[str] = set()
-    for pattern in patterns:
-        found = {pattern} & set(names) or {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
-            raise errors.QueryError(
-                f"expected a key or glob that matches one of {len(names)} keys, got {pattern!r}"
-            )
-        taken |= found
-    return sorted(taken)
 
 
 @app.command(epilog=example("keys runs/a", "keys runs/a 'ppo_actor/*' --json"))
@@ -92,16 +66,24 @@ def keys(
     """
     with opened(run_dir, more, attempts) as session:
         table = session.keys()
-        if patterns:
-            table = _only(table, _matching(table["key"].to_pylist(), patterns))
-        render.rows(table, as_json=as_json)
+        render.rows(_matching(table, patterns) if patterns else table, as_json=as_json)
 
 
-def _only(table: pa.Table, names: list[str]) -> pa.Table:
+def _matching(table: pa.Table, patterns: Sequence[str]) -> pa.Table:
     import pyarrow as pa
 
-    wanted = set(names)
-    return table.filter(pa.array([key in wanted for key in table["key"].to_pylist()], pa.bool_()))
+    from eventlog import errors
+
+    names = table["key"].to_pylist()
+    taken: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        if not found:
+            raise errors.QueryError(
+                f"expected a key or glob that matches one of {len(names)}, got {pattern!r}"
+            )
+        taken |= found
+    return table.filter(pa.array([name in taken for name in names], pa.bool_()))
 
 
 @app.command(
@@ -125,8 +107,7 @@ def metrics(
     Each step once: of a restarted run the attempt that owns the step.
     """
     with opened(run_dir, more, attempts) as session:
-        names = chosen(session, patterns)
-        table = session.metrics(names, wide=wide, source=source.value, since=since, until=until)
+        table = session.metrics(patterns or None, wide=wide, source=source.value, since=since, until=until)
         render.rows(table, as_json=as_json)
 
 
@@ -145,7 +126,7 @@ def sql(
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the views and their columns.")] = False,
     more: More = None,
-    attempts: AttemptsOption = Attempts.ALL,
+    attempts: AttemptsOption = Attempts.LATEST,
     as_json: Json = False,
 ) -> None:
     """Ask a run in SQL.
@@ -155,14 +136,8 @@ def sql(
     if schema == (question is not None):
         raise typer.BadParameter("expected a QUERY or --schema")
     with opened(run_dir, more, attempts) as session:
-        if schema:
-            render.rows(session.sql(_SCHEMA), as_json=as_json)
+        if question is None:
+            answer = session.schema()
         else:
-            render.rows(session.sql(sys.stdin.read() if question == "-" else question), as_json=as_json)
-
-
-_SCHEMA = """
-select table_name as view, column_name as "column", data_type as type
-from information_schema.columns
-order by table_name, ordinal_position
-"""
+            answer = session.sql(sys.stdin.read() if question == "-" else question)
+        render.rows(answer, as_json=as_json)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     import pyarrow as pa
     from rich.table import Table
@@ -32,7 +32,7 @@ __all__ = ["complain", "document", "line", "rows", "say"]
 
 Cells = list[str]
 
-_WIDE: Final = 1 << 20  # what a program reads is never folded or cropped
+_WIDE: Final = 1 << 20  # a row is a line: nothing is folded or cropped
 _CHUNK: Final = 1000  # rows laid out at a time
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -76,7 +76,7 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def _stdout() -> Iterator[TextIO]:
+def _stdout() -> Generator[TextIO]:
     """Lend stdout; a reader that has seen enough (`| head`) ends the command, and is no failure."""
     _take_all(sys.stdout)
     try:
@@ -142,11 +142,13 @@ def _utc(value: datetime) -> datetime:
 
 
 def _text_rows(table: pa.Table, out: TextIO) -> None:
+    from rich.cells import cell_len
+
     names = [_printable(name) for name in table.column_names]
     rights = [_is_number(field.type) for field in table.schema]
-    widths = [len(name) for name in names]
+    widths = [cell_len(name) for name in names]
     for cells in _cells(table):
-        widths = [max(pair) for pair in zip(widths, map(len, cells), strict=True)]
+        widths = [max(pair) for pair in zip(widths, map(cell_len, cells), strict=True)]
     for start in range(0, max(table.num_rows, 1), _CHUNK):
         _show(_grid(names, rights, widths, _cells(table.slice(start, _CHUNK)), head=start == 0), out)
 
@@ -165,7 +167,7 @@ def _grid(
 
     grid = Table(box=None, pad_edge=False, show_header=head, header_style="bold")
     for name, right, width in zip(names, rights, widths, strict=True):
-        grid.add_column(Text(name), justify="right" if right else "left", min_width=width, overflow="fold")
+        grid.add_column(Text(name), justify="right" if right else "left", min_width=width)
     for cells in lines:
         grid.add_row(*map(Text, cells))
     return grid
@@ -174,8 +176,7 @@ def _grid(
 def _show(grid: Any, out: TextIO) -> None:
     from rich.console import Console
 
-    width = None if out.isatty() else _WIDE
-    Console(file=out, width=width, markup=False, emoji=False, highlight=False).print(grid)
+    Console(file=out, width=_WIDE, markup=False, emoji=False, highlight=False).print(grid)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -22,6 +22,10 @@ __all__ = ["NAME", "app"]
 NAME = None  # its commands stand at the top
 app = typer.Typer()
 
+_COLUMNS: Final = {
+    "attempts": "attempt started ended outcome resume_step owned_from steps superseded_steps",
+    "producers": "role rank host pid last_seen ended windows incomplete_windows lost_rows payload_bytes",
+}
 ALIVE_SECONDS: Final = 60  # a recording process gives a sign of life every few seconds
 
 
@@ -98,6 +102,15 @@ def info(run_dir: RunDir, as_json: Json = False) -> None:
 
     with open_run(run_dir) as session:
         described = session.info()
-    render.document(described, as_json=as_json)
+    render.document(described if as_json else _brief(described), as_json=as_json)
     if described["problems"] or described["losses"]:
         raise typer.Exit(3)
+
+
+def _brief(described: dict[str, Any]) -> dict[str, Any]:
+    """Return what a person reads first: the tables' main columns, which fit on a line."""
+    tables = {
+        name: [{column: row[column] for column in columns.split()} for row in described[name]]
+        for name, columns in _COLUMNS.items()
+    }
+    return {**described, **tables}

@@ -10,7 +10,8 @@ eventlog.stop()
 from . import errors, moments, workflow_context
 from .arrays import as_step
 from .errors import ArealMetricsError
-from .log import Log, current, start, stop
+from .log import Log
+from .process import current, start, stop
 from .reader import RunReader
 from .recorder import Recorder, drain, set_step
 from .reduction import Kind, ReduceType, Spread

@@ -1,15 +1,9 @@
-"""The one log of this process: drained windows, export rows and commits go in; nothing of it stops training.
-
-`start` opens it, or the environment does at the first record: every argument of `start` has a variable,
-AREAL_METRICS_DIR, AREAL_METRICS_ROLE, AREAL_METRICS_PAYLOAD, …; AREAL_METRICS_DISABLED=1 turns the log off.
-"""
+"""A log: what one process tells one run: windows, export rows, commits. Nothing of it stops training."""
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
-import signal
 import socket
 import sys
 import threading
@@ -84,6 +78,7 @@ class Log:
         self._commits = 0
         self._drained: int | None = None
         self._committed = -1
+        self._tags: dict[str, Any] = {}
         self._ended = False
         self._lock = threading.Lock()
 
@@ -204,6 +199,11 @@ class Log:
             nbytes=_ROW_BYTES,
         )
 
+    def tag(self, tags: Mapping[str, Any]) -> None:
+        """Add to the tags of this process's next commit."""
+        with self._lock:
+            self._tags.update(tags)
+
     def commit(
         self,
         epoch: int,
@@ -227,6 +227,7 @@ class Log:
             else:
                 self._committed = last
             number, self._commits = self._commits, self._commits + 1
+            tags, self._tags = {**self._tags, **(tags or {})}, {}
         made = encode.Commit(
             number=number,
             time=time.time_ns() // 1000,
@@ -322,134 +323,3 @@ def _world(role: str, world_size: int) -> str:
         launch = [socket.gethostname(), str(os.getppid())]
     text = "\n".join([*launch, role, str(world_size)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-# -- the log of this process -----------------------------------------------------------------------
-
-_current: Log | None = None
-_after_fork: Options | None = None
-_environment_read = False
-_lock = threading.RLock()
-
-
-def start(
-    run_dir: str | os.PathLike[str],
-    role: str = "main",
-    rank: int | None = None,
-    world_size: int | None = None,
-    attempt: int | None = None,
-    resume_step: int | None = None,
-    resume: str = "allow",
-    payload: str = "full",
-    payload_budget: int | None = None,
-    fsync: Fsync = False,
-) -> Log:
-    """Start the log of this process in `run_dir`, which is created when it does not exist.
-
-    `role` and `rank` name the producer (rank and world size from torch.distributed or RANK and WORLD_SIZE
-    where not given); `attempt` and `resume_step` say what a restart is where the caller knows; `resume`
-    must | never insists on an existing run or a new one; `payload` "full" keeps every selected value,
-    "off" the moments alone; `fsync` False survives a killed process, "periodic" and "commit" a dead node.
-    """
-    options = Options(
-        os.fspath(run_dir),
-        role,
-        rank,
-        world_size,
-        None if attempt is None else as_step(attempt),
-        None if resume_step is None else as_step(resume_step),
-        resume,
-        payload,
-        payload_budget,
-        fsync,
-    )
-    with _lock:
-        if _current is not None:
-            raise LogError(f"expected no started log, got one (stop it first): {_current.run.path}")
-        return _install(Log(options))
-
-
-def stop() -> None:
-    """Write what is queued and end the log; without a started log nothing happens."""
-    global _current
-    with _lock:
-        log, _current = _current, None
-    if log is not None:
-        log.end("finished")
-        log.close()
-
-
-def current() -> Log | None:
-    """Return the started log; the environment may start it here. None: nothing is logged."""
-    if _current is not None:
-        return _current
-    with _lock:
-        if _current is None and _after_fork is not None:
-            return _install(Log(_after_fork, warn_of_rivals=False))
-        if _current is None and not _environment_read:
-            return _start_from_environment()
-        return _current
-
-
-def _install(log: Log) -> Log:
-    global _current, _after_fork
-    _current, _after_fork = log, None
-    _chain_sigterm()
-    return log
-
-
-def _start_from_environment() -> Log | None:
-    global _environment_read
-    _environment_read = True
-    env = {name: os.environ.get(f"AREAL_METRICS_{name}") for name in _VARIABLES}
-    if env["DISABLED"] not in (None, "", "0") or not env["DIR"]:
-        return None
-    integers = {name.lower(): as_step(float(env[name] or 0)) for name in _INTEGERS if env[name]}
-    texts = {name.lower(): env[name] for name in ("ROLE", "RESUME", "PAYLOAD") if env[name]}
-    fsync = env["FSYNC"] if env["FSYNC"] in ("periodic", "commit") else False
-    return start(env["DIR"], fsync=fsync, **texts, **integers)  # pyright: ignore[reportArgumentType]
-
-
-_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP", "PAYLOAD_BUDGET")
-_VARIABLES = ("DIR", "DISABLED", "ROLE", "RESUME", "PAYLOAD", "FSYNC", *_INTEGERS)
-
-
-def _drain_at_exit() -> None:
-    log = _current
-    if log is None or log.producer.pid != os.getpid():
-        return
-    error = getattr(sys, "last_value", None)
-    if error is not None:
-        log.end("exception", f"{type(error).__name__}: {error}"[:500])
-    stop()
-
-
-def _chain_sigterm() -> None:
-    """Drain on SIGTERM, but only where nobody else handles it."""
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    ):
-        signal.signal(signal.SIGTERM, _on_sigterm)
-
-
-def _on_sigterm(number: int, _frame: object) -> None:
-    log = _current
-    if log is not None:
-        log.end("signal", signal.Signals(number).name)
-        log.close()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def _forget_in_child() -> None:
-    """After a fork: the parent's queue and files are the parent's; the child gets a session of its own."""
-    global _current, _after_fork, _lock
-    _lock = threading.RLock()
-    if _current is not None:
-        _current.writer.abandon()
-        _after_fork, _current = _current.options, None
-
-
-atexit.register(_drain_at_exit)
-os.register_at_fork(after_in_child=_forget_in_child)

@@ -73,9 +73,9 @@ class RunReader:
         """Yield every good frame of the records, of incomplete windows too: `sessions` tells which."""
         return self._frames(Stream.RECORDS)
 
-    def commits(self) -> Iterator[Frame]:
-        """Yield every good frame of the commits."""
-        return self._frames(Stream.COMMITS)
+    def commits(self, wanted: Callable[[str, IndexRecord], bool] | None = None) -> Iterator[Frame]:
+        """Yield the good frames of the commits; `wanted` as for the payload."""
+        return self._frames(Stream.COMMITS, wanted)
 
     def payload(self, wanted: Callable[[str, IndexRecord], bool] | None = None) -> Iterator[Frame]:
         """Yield the good frames of the payload; `wanted(session, record)` is asked before a frame is read."""
@@ -102,12 +102,18 @@ class RunReader:
 
     def _places(self, files: list[SegmentFile]) -> Iterator[_Place]:
         """Walk the segments of one stream of a session; a missing one is a problem."""
-        expected = 0
+        expected, gap = 0, False
         for file in files:
             for number in range(expected, file.number):
-                self.run.found.add(Problem(_numbered(file, number).data, "is missing"))
-            yield _Place(file, file is files[-1], file.number > expected)
-            expected = file.number + 1
+                between = _numbered(file, number)
+                if between.index.exists() or between.data.exists():  # a listing may miss what is just created
+                    yield _Place(between, newest=False, after_gap=gap)
+                    gap = False
+                else:
+                    self.run.found.add(Problem(between.data, "is missing"))
+                    gap = True
+            yield _Place(file, file is files[-1], gap)
+            expected, gap = file.number + 1, False
 
     def _frames(
         self, stream: Stream, wanted: Callable[[str, IndexRecord], bool] | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TIMING_PREFIX = "timeperf/"
 _INTERNED_AT_MOST = 1 << 16
-_IN_USE_US = 60_000_000  # how long a mask outlives an export by another thread than the one that registered it
+_IN_USE_US = 60_000_000  # how long a mask outlives an export by a thread that did not register it
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
 _ids_lock = threading.Lock()

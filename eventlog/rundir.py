@@ -63,8 +63,8 @@ class Problems:
         place = "tail" if problem.frame is None and problem.offset is not None else problem.frame
         self._found.setdefault((problem.path, place), problem)
 
-    def clear(self, path: Path, place: int | Literal["tail"]) -> None:
-        """Take back what was noted about a frame or tail: what was being written then has arrived."""
+    def clear(self, path: Path, place: int | Literal["tail"] | None = None) -> None:
+        """Take back what was noted about a place: what was being written then has arrived."""
         if self._found:
             self._found.pop((path, place), None)
 

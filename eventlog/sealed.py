@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from .message import is_whole, may_begin_frame, parse
+from .message import Decoder, is_whole
 from .rundir import Problem, Problems, Producer, SegmentFile
 from .schema import (
     ENTRY_SIZE,
@@ -20,6 +20,7 @@ from .schema import (
     IndexHeader,
     IndexRecord,
     RecordType,
+    Stream,
     crc32c,
 )
 from .segment import FINGERPRINTS, from_metadata
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+_DECODERS: Final = {stream: Decoder(schema) for stream, schema in SCHEMAS.items()}
 _INDEX_CHUNK: Final = 1024 * ENTRY_SIZE
 _TAIL_HEAD: Final = 1 << 16  # enough of a frame to judge it by
 
@@ -49,7 +51,7 @@ class SealedSegment:
         self._problems = problems
         self._newest = newest
         self._sealed = 0  # end of the last frame read of the index
-        self._schema: pa.Schema | None = None
+        self._decoder: Decoder | None = None
         self._index = self._open(self.index_path)
         self._data = self._open(self.data_path)
         self._size = _size(self._data)  # before the index is read: what lies behind its frames is one frame
@@ -131,6 +133,9 @@ class SealedSegment:
         """Decide by which schema frames are parsed: the built-in one, or another minor version's own."""
         if self._data is None:  # it was created since we looked
             self._data = self._open(self.data_path)
+        self._problems.clear(self.index_path)
+        if self._data is not None:
+            self._problems.clear(self.data_path)
         written = self._written_schema(header.segment_uid)
         self.producer = said = None if written is None else from_metadata(written)
         file = self.file
@@ -140,9 +145,9 @@ class SealedSegment:
             return
         self.header, self.seen_us = header, header.opened_us
         if header.fingerprint == FINGERPRINTS[file.stream]:
-            self._schema = SCHEMAS[file.stream]
+            self._decoder = _DECODERS[file.stream]
         elif written is not None:
-            self._schema = self._understood(written)
+            self._decoder = self._understood(written)
         elif self.slots:
             self._report(self.data_path, "has other columns than this version, and does not say which")
 
@@ -156,13 +161,13 @@ class SealedSegment:
             self._report(self.data_path, f"has no schema: {error}", 0, 0)
             return None
 
-    def _understood(self, written: pa.Schema) -> pa.Schema | None:
+    def _understood(self, written: pa.Schema) -> Decoder | None:
         for field in SCHEMAS[self.file.stream]:
             at = written.get_field_index(field.name)
             if at >= 0 and (got := written.field(at).type) != field.type:
                 self._report(self.data_path, f"expected column {field.name} as {field.type}, got {got}")
                 return None
-        return written
+        return Decoder(written)
 
     # The index
 
@@ -174,8 +179,8 @@ class SealedSegment:
         if self.header is None:
             return
         suspects: list[tuple[int, bool]] = []
-        slot, torn = start, 0
-        while not torn and (chunk := self._read(self._index, _INDEX_CHUNK, (1 + slot) * ENTRY_SIZE)):
+        slot, end = start, _size(self._index)  # a writer faster than the reader is not chased
+        while chunk := self._read(self._index, min(_INDEX_CHUNK, end - _place(slot)), _place(slot)):
             for at in range(0, len(chunk) - ENTRY_SIZE + 1, ENTRY_SIZE):
                 entry = chunk[at : at + ENTRY_SIZE]
                 record = IndexRecord.unpack(entry, self.header.segment_uid)
@@ -183,12 +188,14 @@ class SealedSegment:
                     suspects.append((slot, any(entry)))
                 else:
                     yield from self._damaged(suspects)
+                    self._problems.clear(self.index_path, slot)
                     self._follow(record)
                     if slot:
                         yield slot, record
                 slot += 1
-            torn = len(chunk) % ENTRY_SIZE
-        yield from self._judge_tail(suspects, torn)
+            if len(chunk) % ENTRY_SIZE:
+                break
+        yield from self._judge_tail(suspects, max(0, end - _place(slot)))
 
     def _follow(self, record: IndexRecord) -> None:
         self.ended = record.type == RecordType.END
@@ -199,7 +206,7 @@ class SealedSegment:
 
     def _damaged(self, suspects: list[tuple[int, bool]]) -> Iterator[tuple[int, None]]:
         for slot, _ in suspects:
-            self._report(self.index_path, "damaged index record", slot, (1 + slot) * ENTRY_SIZE)
+            self._report(self.index_path, "damaged index record", slot, _place(slot))
             yield slot, None
         suspects.clear()
 
@@ -210,8 +217,8 @@ class SealedSegment:
         if suspects and not not_yet:
             yield from self._damaged(suspects)
         elif torn and not growing:
-            end = _size(self._index) - torn
-            self._report(self.index_path, f"ends in {torn} bytes of an index record", None, end)
+            reason = f"ends in {torn} bytes of an index record"
+            self._report(self.index_path, reason, None, _size(self._index) - torn)
         elif self._sealed:
             self._judge_stream(growing=growing)
 
@@ -219,7 +226,7 @@ class SealedSegment:
         """Behind the last sealed frame may be part of one: being written, cut by a crash or a full disk."""
         behind = max(0, self._size - self._sealed)
         begun = self._read(self._data, min(behind, _TAIL_HEAD), self._sealed)
-        allowed = self._schema is not None and may_begin_frame(begun, behind, self._schema)
+        allowed = self._decoder is not None and self._decoder.may_begin(begun, behind)
         if not growing and (self.ended or is_whole(begun, behind)):
             allowed = False
         if behind and not allowed:
@@ -250,10 +257,10 @@ class SealedSegment:
 
     def batch(self, slot: int, record: IndexRecord) -> pa.RecordBatch | None:
         """Return a frame with the columns of this version; None, and a problem, when it is damaged."""
-        if self._schema is None or (frame := self.frame(slot, record)) is None:
+        if self._decoder is None or (frame := self.frame(slot, record)) is None:
             return None
         try:
-            batch = parse(frame, self._schema)
+            batch = self._decoder.batch(frame)
         except ValueError as error:
             self._report(self.data_path, str(error), slot, record.offset)
             return None
@@ -261,16 +268,24 @@ class SealedSegment:
             reason = f"expected {record.rows} rows, got {batch.num_rows}"
             self._report(self.data_path, reason, slot, record.offset)
             return None
-        return batch if self._schema is SCHEMAS[self.file.stream] else _conform(batch, self.file)
+        return batch if self._decoder is _DECODERS[self.file.stream] else _conform(batch, self.file.stream)
 
 
 def _size(fd: int | None) -> int:
-    return 0 if fd is None else os.fstat(fd).st_size
+    try:
+        return 0 if fd is None else os.fstat(fd).st_size
+    except OSError:  # a network file system that has forgotten the file
+        return 0
 
 
-def _conform(batch: pa.RecordBatch, file: SegmentFile) -> pa.RecordBatch:
+def _place(slot: int) -> int:
+    """Where an index record begins in the index."""
+    return (1 + slot) * ENTRY_SIZE
+
+
+def _conform(batch: pa.RecordBatch, stream: Stream) -> pa.RecordBatch:
     """Fill what another minor version lacks with null, leave out what it has more."""
-    schema = SCHEMAS[file.stream]
+    schema = SCHEMAS[stream]
     names = set(batch.schema.names)
     columns = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["WorkflowContext", "get", "set", "stat_scope"]
 
@@ -17,6 +18,9 @@ class WorkflowContext:
 
     is_eval: bool = False
     task_id: int | str | None = None
+    sample_idx: int | None = None  # its place in the group of rollouts of one prompt
+    group_size: int = 1
+    processor_cache: Any = None  # AReaL's, shared by the group
 
 
 _TRAINING = WorkflowContext()

@@ -146,17 +146,24 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
     except ImportError as error:
         raise errors.ConfigError(
             "expected the package omegaconf, got none: pip install 'areal-metrics[yaml]'"
         ) from error
     try:
-        loaded = OmegaConf.merge(OmegaConf.load(os.fspath(path)), OmegaConf.from_dotlist(list(overrides)))
-        root = OmegaConf.to_container(loaded, resolve=True)
-    except (OSError, OmegaConfBaseException, ValueError) as error:
+        loaded, given = OmegaConf.load(os.fspath(path)), OmegaConf.from_dotlist(list(overrides))
+        stray = sorted(set(map(str, given)) - set(map(str, loaded)))
+        root = OmegaConf.to_container(OmegaConf.merge(loaded, given), resolve=True)
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
+        problem = " ".join(str(error).split())
         raise errors.ConfigError(
-            f"expected a YAML file with the key stats_logger, got {error}: {path}"
+            f"expected a YAML file with the key stats_logger, got {problem}: {path}"
         ) from error
+    if stray:
+        raise errors.ConfigError(
+            f"expected overrides below a key of the file (stats_logger.…), got {stray[0]}…: {path}"
+        )
     own = root.get("stats_logger") if isinstance(root, dict) else None
     if not isinstance(own, dict):
         raise errors.ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")

@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from eventlog import RunDir, as_step, errors
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from .backends.base import Backend
     from .steps import Row
+
+    Source = Literal["committed", "recomputed"]
 
 _log = logging.getLogger("areal_metrics.replay")
 
@@ -63,8 +65,8 @@ def play(
     since: int | None = None,
     until: int | None = None,
     keys: Iterable[str] | None = None,
-    attempts: str = "latest",
-    source: str = "committed",
+    attempts: Literal["latest", "all"] = "latest",
+    source: Source = "committed",
     cursors: str | os.PathLike[str] | None = None,
     new_run: bool = False,
     dry_run: bool = False,
@@ -72,9 +74,9 @@ def play(
 ) -> list[Report]:
     """Tell the backends what a run committed; playing again tells each only what it lacks.
 
-    `since` and `until` bound the steps (both included), `keys` are globs. `attempts="all"` tells superseded
-    steps too, where no later attempt has them; `source="recomputed"` tells what the log says instead of what
-    was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default. `new_run`
+    `since` and `until` bound the steps (both included), `keys` may be globs. `attempts="all"` also tells
+    superseded steps where no later attempt has them; `source="recomputed"` tells what the log says instead of
+    what was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default. `new_run`
     begins anew on every target; `dry_run` only counts; `progress` shows a bar when stderr is a terminal.
 
     Every backend is told, whatever befalls another; then the first error is raised, with the others noted.
@@ -83,7 +85,7 @@ def play(
     if attempts not in ("latest", "all"):
         raise errors.QueryError(f"expected attempts latest or all, got {attempts!r}")
     path = Path(run_dir)
-    story = Story(_metrics(path, selection, source), selection, superseded=attempts == "all")
+    story = Story(_metrics(path, selection, source), superseded=attempts == "all")
     run = run_info(RunDir.open(path), fresh=new_run)
     folder = path / "cursors" if cursors is None else Path(cursors)
     return tell_all(story, backends, run, selection, folder, dry_run=dry_run, progress=progress)
@@ -138,13 +140,11 @@ def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
     )
 
 
-def _metrics(path: Path, selection: Selection, source: str) -> pa.Table:
+def _metrics(path: Path, selection: Selection, source: Source) -> pa.Table:
     from aggregator import open_run
 
-    if source not in ("committed", "recomputed"):
-        raise errors.QueryError(f"expected source committed or recomputed, got {source!r}")
     with open_run(path, attempts="all") as session:
-        return session.metrics(source=source, since=selection.since, until=selection.until)
+        return session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
 
 
 def _selection(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:

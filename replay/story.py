@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +15,6 @@ from .steps import Gate, Order, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from .backends.base import Selection
 
 pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
 
@@ -34,15 +31,14 @@ class Counts:
 
 
 class Story:
-    """The selected metrics of a run in the order of their steps; may be read any number of times.
+    """Metrics of a run in the order of their steps; may be read any number of times.
 
     `table` has the columns step, key, value, value_int, time, attempt, sub_index and, where it holds rows
     that were taken back, superseded. These are left out unless `superseded` asks for them; then the latest
     attempt's value of a step and key is told.
     """
 
-    def __init__(self, table: pa.Table, selection: Selection, *, superseded: bool = False) -> None:
-        table = _selected(table, selection)
+    def __init__(self, table: pa.Table, *, superseded: bool = False) -> None:
         kept = table if superseded else _surviving(table)
         self._table = kept.sort_by(_ORDER)
         self.counts = Counts(_distinct(kept, "step"), _taken_back(table))
@@ -65,21 +61,6 @@ class Story:
             length = _whole_commits(rest)
             yield from _rows(rest.slice(0, length))
             rest = rest.slice(length)
-
-
-def _selected(table: pa.Table, selection: Selection) -> pa.Table:
-    if selection.since is not None:
-        table = table.filter(pc.field("step") >= selection.since)
-    if selection.until is not None:
-        table = table.filter(pc.field("step") <= selection.until)
-    if selection.keys is None:
-        return table
-    wanted = [key for key in pc.unique(table["key"]).to_pylist() if _matches(key, selection.keys)]
-    return table.filter(pc.is_in(table["key"], pa.array(wanted, table.schema.field("key").type)))
-
-
-def _matches(key: str, globs: tuple[str, ...]) -> bool:
-    return any(key == glob or fnmatchcase(key, glob) for glob in globs)
 
 
 def _surviving(table: pa.Table) -> pa.Table:
@@ -117,12 +98,8 @@ def _rows(table: pa.Table) -> Iterator[Row]:
     start = 0
     for (step, attempt, time, _), same in groupby(identity):
         end = start + sum(1 for _ in same)
-        metrics = {
-            key: value if integer is None else integer
-            for key, value, integer in zip(
-                keys[start:end], floats[start:end], integers[start:end], strict=True
-            )
-        }
+        found = zip(keys[start:end], floats[start:end], integers[start:end], strict=True)
+        metrics = {key: value if integer is None else integer for key, value, integer in found}
         seconds = time / 1e6
         yield Row(step, without_counts(metrics), seconds, {attempt: seconds})
         start = end

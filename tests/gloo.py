@@ -22,12 +22,12 @@ import tempfile
 import time
 import traceback
 from datetime import timedelta
+from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 START_SECONDS = 60.0  # importing torch on a busy machine
@@ -35,7 +35,36 @@ COLLECTIVE_SECONDS = 30.0  # how long gloo waits for a peer
 
 
 class RankError(RuntimeError):
-    """A rank died, hung, or raised what does not pickle."""
+    """A rank died, hung, or answered with what the test's process cannot read."""
+
+
+class Answer(NamedTuple):
+    """What a call on a rank came to: (returned, raised), pickled, and the traceback as text."""
+
+    pickled: bytes
+    text: str
+
+    @classmethod
+    def of(cls, came_to: tuple[Any, BaseException | None], text: str = "") -> Answer:
+        """Pack it; what does not pickle is told in the text."""
+        try:
+            return cls(pickle.dumps(came_to), text)
+        except Exception as exc:  # noqa: BLE001 - the test's process says so
+            return cls(b"", f"{came_to!r}: {exc!r}\n{text}")
+
+    def check(self) -> None:
+        """Raise what was raised."""
+        try:
+            _, raised = pickle.loads(self.pickled)
+        except Exception as exc:
+            raise RankError(f"expected an answer that pickles, got {exc!r}\n{self.text}") from exc
+        if raised is not None:
+            raised.add_note(self.text)
+            raise raised
+
+    def returned(self) -> Any:
+        """Return what was returned."""
+        return pickle.loads(self.pickled)[0]
 
 
 class Ranks:
@@ -77,23 +106,29 @@ class Ranks:
 
     def result(self, rank: int, timeout: float | None = None) -> Any:
         """Return what one rank returned for the call that was started."""
-        deadline = time.monotonic() + (timeout or self.timeout)
-        return _opened(self._answer(rank, "the call", deadline))
+        return self._answers("the call", timeout or self.timeout, [rank])[0]
 
-    def _answers(self, what: str, timeout: float) -> list[Any]:
+    def _answers(self, what: str, timeout: float, ranks: Sequence[int] | None = None) -> list[Any]:
+        """Wait for the ranks; raise the error that came first: the others often follow from it."""
         deadline = time.monotonic() + timeout
-        return [_opened(answer) for answer in [self._answer(r, what, deadline) for r in range(len(self._pipes))]]
+        waiting = {self._pipes[rank]: rank for rank in ranks or range(len(self._pipes))}
+        answers: dict[int, Answer] = {}
+        while waiting:
+            ready = connection.wait(waiting, max(0.0, deadline - time.monotonic()))
+            for pipe in ready or list(waiting):
+                rank = waiting.pop(pipe)  # pyright: ignore[reportArgumentType]
+                answers[rank] = self._answer(rank, what, late=not ready)
+        for answer in answers.values():
+            answer.check()
+        return [answers[rank].returned() for rank in sorted(answers)]
 
-    def _answer(self, rank: int, what: str, deadline: float) -> tuple[Any, BaseException | None, str]:
-        pipe = self._pipes[rank]
-        try:
-            if pipe.poll(max(0.0, deadline - time.monotonic())):
-                return pipe.recv()
-            text = f"rank {rank}: expected an answer to {what} in time, got none"
-        except (EOFError, OSError):
-            text = f"rank {rank}: expected an answer to {what}, got its end"
+    def _answer(self, rank: int, what: str, *, late: bool) -> Answer:
+        if not late:
+            with contextlib.suppress(EOFError, OSError):
+                return self._pipes[rank].recv()
         self.kill()
-        raise RankError(text)
+        how = "in time, got none" if late else "got the end of the process"
+        return Answer.of((None, RankError(f"rank {rank}: expected an answer to {what}, {how}")))
 
     def kill(self, rank: int | None = None) -> None:
         """SIGKILL one rank, or all."""
@@ -121,15 +156,7 @@ def run(function: Callable[..., Any], *args: Any, ranks: int = 2, timeout: float
         return world.run(function, *args)
 
 
-def _opened(answer: tuple[Any, BaseException | None, str]) -> Any:
-    result, error, text = answer
-    if error is not None:
-        error.add_note(text)
-        raise error
-    return result
-
-
-def _serve(rank: int, ranks: int, store: str, pipe: Connection, collective_seconds: float) -> None:
+def _serve(rank: int, ranks: int, store: str, pipe: connection.Connection, collective_seconds: float) -> None:
     """Be one rank: join the world, then run what comes through the pipe until it says None."""
     import torch
     import torch.distributed as dist
@@ -137,23 +164,18 @@ def _serve(rank: int, ranks: int, store: str, pipe: Connection, collective_secon
     torch.set_num_threads(1)
     wait = timedelta(seconds=collective_seconds)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=wait)
-    pipe.send((None, None, ""))
+    pipe.send(Answer.of((None, None)))
     while (job := pipe.recv()) is not None:
         pipe.send(_attempt(rank, *job))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _attempt(rank: int, path: str, name: str, args: tuple[Any, ...]) -> tuple[Any, BaseException | None, str]:
+def _attempt(rank: int, path: str, name: str, args: tuple[Any, ...]) -> Answer:
     try:
-        return getattr(_module(path), name)(rank, *args), None, ""
-    except BaseException as exc:  # noqa: BLE001 - the parent raises it
-        text = f"on rank {rank}:\n{traceback.format_exc()}"
-        try:
-            pickle.loads(pickle.dumps(exc))
-        except Exception:  # noqa: BLE001 - some errors do not pickle
-            exc = RankError(f"{type(exc).__name__}: {exc}")
-        return None, exc, text
+        return Answer.of((getattr(_module(path), name)(rank, *args), None))
+    except BaseException as exc:  # noqa: BLE001 - the test's process raises it
+        return Answer.of((None, exc), f"on rank {rank}:\n{traceback.format_exc()}")
 
 
 def _module(path: str) -> ModuleType:

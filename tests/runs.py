@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -87,7 +87,7 @@ class ProducerBuilder:
         key: str | None = None,
         lose: bool = False,
     ) -> tuple[Drained, int, int]:
-        """Write what was recorded as the next window; return (what was drained, window, first window covered).
+        """Write what was recorded as the next window; return (what it was, window, first window covered).
 
         `lose` numbers the window but writes no record of it.
         """
@@ -188,7 +188,12 @@ class ProducerBuilder:
         self.writer.close()
 
     def _put(self, stream: Stream, batches: list[Any], window: int = -1) -> None:
-        ids = [i for batch in batches if "record_id" in batch.schema.names for i in batch["record_id"].to_pylist()]
+        ids = [
+            i
+            for batch in batches
+            if "record_id" in batch.schema.names
+            for i in batch["record_id"].to_pylist()
+        ]
         span = {"first_id": min(ids), "last_id": max(ids)} if ids else {"first_id": window, "last_id": window}
         self.writer.put(stream, lambda: batches, window=window, nbytes=sum(b.nbytes for b in batches), **span)
 
@@ -202,7 +207,7 @@ class RunBuilder:
         self.producers: list[ProducerBuilder] = []
         self._groups: dict[tuple[str, ...], int] = {}
 
-    def __enter__(self) -> RunBuilder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

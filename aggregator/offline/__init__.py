@@ -1,1 +1,1 @@
-"""What a run's log can be asked, afterwards or while it runs: the same numbers as live, and all behind them."""
+"""What a run's log can be asked, afterwards or while it runs: the numbers of the run, and all behind them."""

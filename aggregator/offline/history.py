@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .reading import Ints
-    from .timeline import Timeline, WindowKey
+    from .timeline import Timeline
 
 EVALUATION: Final = "eval-rollout"  # the tracker of evaluation, as workflow_context names it
-_OF_EXPORTS: Final = ("export_id", "members", "window_first", "window_last", "reset", "outcome")
-_EXPORTS: Final = ("record_id", "time", "window", "step", "attempt", "tracker", "key", *_OF_EXPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,6 @@ class History:
     reading: Reading
     timeline: Timeline
     made: Sequence[timeline.Export]  # the rows of `exports` as the timeline takes them
-    damaged: frozenset[WindowKey]  # windows of which records are missing
     leaders: Mapping[int, set[str]]  # attempt → the sessions that led it
     records: Placed
     exports: Placed
@@ -48,8 +45,7 @@ class History:
 def load(path: str | Path, label: str) -> History:
     """Read a run and place it on its timeline; raises as `reading.read` does."""
     reading = read(path, label)
-    damaged = frozenset((s.producer.session, w) for s in reading.states for w in s.incomplete)
-    seen = _Seen(reading, damaged)
+    seen = _Seen(reading)
     made = _exports(reading)
     firsts = first_rows(reading.commits.sids, reading.commits.ints("commit"))
     commits = _commits(reading, firsts)
@@ -57,18 +53,14 @@ def load(path: str | Path, label: str) -> History:
     found = timeline.resolve(seen.plain(), made, commits, claims)
     epochs = _epochs(reading, firsts, found)
     windows = seen.placed(found)
-    records, exports = reading.records, reading.exports
-    records = Rows(records.table.drop_columns(list(_OF_EXPORTS)), records.sids)
-    exports = Rows(exports.table.select(list(_EXPORTS)), exports.sids)
     rows, every = seen.rows(), np.arange(len(seen.codes))
     return History(
         reading=reading,
         timeline=found,
         made=made,
-        damaged=damaged,
         leaders=_leaders(reading, commits, found),
-        records=place(reading, records, windows, seen.of_records, found, epochs, by_key=True),
-        exports=place(reading, exports, windows, seen.of_exports, found, epochs),
+        records=place(reading, reading.records, windows, seen.of_records, found, epochs, by_key=True),
+        exports=place(reading, reading.exports, windows, seen.of_exports, found, epochs),
         windows=place(reading, rows, windows, every, found, epochs),
         commits=place_commits(reading, found, firsts),
     )
@@ -77,12 +69,12 @@ def load(path: str | Path, label: str) -> History:
 class _Seen:
     """Every window that a record, an export row or a loss tells of, sorted by (session, number)."""
 
-    def __init__(self, reading: Reading, damaged: frozenset[WindowKey]) -> None:
+    def __init__(self, reading: Reading) -> None:
         self.reading = reading
         sid = {producer.session: i for i, producer in enumerate(reading.producers)}
         of_records = window_code(reading.records.sids, reading.records.ints("window", 0))
         of_exports = window_code(reading.exports.sids, reading.exports.ints("window", 0))
-        lost = np.array([window_code(sid[session], window) for session, window in damaged], np.int64)
+        lost = np.array([window_code(sid[session], window) for session, window in reading.damaged], np.int64)
         self.codes = np.unique(np.concatenate([of_records, of_exports, lost]))
         self.of_records = np.searchsorted(self.codes, of_records)
         self.of_exports = np.searchsorted(self.codes, of_exports)
@@ -199,7 +191,8 @@ def _leaders(reading: Reading, commits: Sequence[timeline.Commit], found: Timeli
         if commit.leader:
             leaders.setdefault(attempt, set()).add(commit.session)
     for claim in reading.attempts:
-        leaders.setdefault(claim.number, {claim.session})
+        if claim.session:
+            leaders.setdefault(claim.number, {claim.session})
     return leaders
 
 

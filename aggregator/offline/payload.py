@@ -1,7 +1,7 @@
 """The values themselves: read where they are asked for, joined with the records they belong to.
 
-Rows of the payload know only their record's id; what the record is stands in `History.records`. A record whose
-parts are not all there is left out: half of its values would be an answer to another question.
+Rows of the payload know only their record's id; what the record is stands in `History.records`. A record
+whose parts are not all there is left out: half of its values would be an answer to another question.
 """
 
 from __future__ import annotations
@@ -27,10 +27,39 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _OF_RECORD: Final = (
-    "run", "session", "role", "rank", "world", "record_id", "time", "window", "step", "bound_by", "attempt", "epoch",
-    "tracker", "key", "kind", "denominator", "denominator_id", "shape", "superseded", "complete",
+    "run", "session", "role", "rank", "world", "record_id", "time", "window", "step", "bound_by", "attempt",
+    "epoch", "tracker", "key", "kind", "denominator", "denominator_id", "shape", "superseded", "complete",
 )  # fmt: skip
 _TIMES = pa.large_list(pa.timestamp("us", "UTC"))
+
+TABLE: Final = pa.schema(
+    {
+        **dict.fromkeys(("run", "session", "role"), pa.string()),
+        "rank": pa.int64(),
+        "world": pa.string(),
+        "record_id": pa.int64(),
+        "time": pa.timestamp("us", "UTC"),
+        "window": pa.int64(),
+        "step": pa.int64(),
+        "bound_by": pa.string(),
+        "attempt": pa.int64(),
+        "epoch": pa.int64(),
+        **dict.fromkeys(("tracker", "key", "kind", "denominator"), pa.string()),
+        "denominator_id": pa.int64(),
+        "shape": pa.large_list(pa.int64()),
+        "superseded": pa.bool_(),
+        "complete": pa.bool_(),
+        "call": pa.int64(),
+        "values32": pa.large_list(pa.float32()),
+        "values64": pa.large_list(pa.float64()),
+        "times": _TIMES,
+        "mask": pa.large_binary(),
+        "selected": pa.large_list(pa.int64()),
+        "sample_ids": pa.large_list(pa.large_string()),
+        "elements": pa.int64(),
+        "under": pa.large_binary(),
+    }
+)  # texts are dictionaries in the tables made here: the same to SQL
 
 
 class Index:
@@ -107,9 +136,7 @@ def _joined(rows: pa.Table, places: Places) -> tuple[pa.Table, Places]:
         return rest, places[single]
     split = split[np.lexsort((ints(rows["element"], 0)[split], places[split]))]
     starts = first_rows(places[split])
-    made = [rest]
-    for those in np.split(split, starts[1:]):
-        made.append(_one(rows.take(those)))
+    made = [rest, *(_one(rows.take(those)) for those in np.split(split, starts[1:]))]
     joined = pa.concat_tables(made).combine_chunks()
     kept = np.concatenate([np.ones(rest.num_rows, np.bool_), [table.num_rows > 0 for table in made[1:]]])
     return joined, np.concatenate([places[single], places[split[starts]]])[kept]
@@ -124,7 +151,9 @@ def _one(parts: pa.Table) -> pa.Table:
         lengths += np.nan_to_num(lists.value_lengths().to_numpy(zero_copy_only=False), nan=0).astype(np.int64)
         columns[name] = pa.nulls(1, lists.type)
         if lists.null_count == 0:
-            columns[name] = pa.LargeListArray.from_arrays(pa.array([0, lengths.sum()], pa.int64()), lists.flatten())
+            columns[name] = pa.LargeListArray.from_arrays(
+                pa.array([0, lengths.sum()], pa.int64()), lists.flatten()
+            )
     begins = np.cumsum(lengths) - lengths
     whole = (ints(parts["element"]) == begins).all() and parts["last"][-1].as_py()
     other = parts.slice(0, 1).drop_columns(["element", "last"])

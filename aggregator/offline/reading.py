@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+    _Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
 
+_OF_EXPORTS: Final = ("export_id", "members", "window_first", "window_last", "reset", "outcome")
+_EXPORT_COLUMNS: Final = (
+    "record_id", "time", "window", "step", "attempt", "tracker", "key", "kind", *_OF_EXPORTS,
+)  # fmt: skip
+_RECORD_COLUMNS: Final = tuple(name for name in schema.RECORDS.names if name not in _OF_EXPORTS)
 NONE: Final = int(np.iinfo(np.int64).min)  # stands for null in arrays
 
 
@@ -66,28 +72,45 @@ class Reading:
     records: Rows
     exports: Rows
     commits: Rows
+    damaged: frozenset[tuple[str, int]]  # session and window, of which records are missing
 
 
 def read(path: str | Path, label: str) -> Reading:
     """Read all but the payload; NotARunError, FormatVersionError. Damage is listed in `reader.problems`."""
     reader = RunReader(path)
-    found = list(reader.records())
+    # A live run grows while it is read: a commit is written after the records that it binds.
     committed = list(reader.commits())
+    found = list(reader.records())
     states = sorted(reader.sessions(), key=lambda state: order(state.producer))
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
-    recorded = _gather(found, place, schema.RECORDS, "record_id")
-    is_export = recorded.equals("kind", "export")
+    exports = [frame for frame in found if frame[1].window < 0]
+    records = [frame for frame in found if frame[1].window >= 0]
     return Reading(
         label=label,
         reader=reader,
         attempts=reader.run.attempts(),
         states=states,
         producers=producers,
-        records=recorded.where(~is_export),
-        exports=recorded.where(is_export),
-        commits=_gather(committed, place, schema.COMMITS, "commit"),
+        records=_gather(records, place, _RECORD_COLUMNS),
+        exports=_gather(exports, place, _EXPORT_COLUMNS),
+        commits=_gather(committed, place, schema.COMMITS.names),
+        damaged=_damaged(states, records),
     )
+
+
+def _damaged(states: Sequence[SessionState], records: Iterable[_Frame]) -> frozenset[tuple[str, int]]:
+    """Return the windows of which records are missing: by the reader's account, or read only in part."""
+    damaged = {(state.producer.session, window) for state in states for window in state.incomplete}
+    parts: dict[tuple[str, int], list[IndexRecord]] = {}
+    for producer, entry, _ in records:
+        if entry.frame or not entry.last_of_window:
+            parts.setdefault((producer.session, entry.window), []).append(entry)
+    for window, entries in parts.items():
+        last = entries[-1]
+        if not last.last_of_window or [entry.frame for entry in entries] != list(range(last.frame + 1)):
+            damaged.add(window)
+    return frozenset(damaged)
 
 
 def order(producer: Producer) -> tuple[str, int, int, str]:
@@ -112,22 +135,15 @@ def nullable(values: Ints, kind: pa.DataType | None = None) -> pa.Array:
     return column if kind is None else column.cast(kind)
 
 
-def _gather(
-    frames: Iterable[tuple[Producer, IndexRecord, pa.RecordBatch]],
-    place: Mapping[str, int],
-    kind: pa.Schema,
-    number: str,
-) -> Rows:
-    """Join frames; `number` is the column that counts within a session."""
-    batches: list[pa.RecordBatch] = []
-    owners: list[int] = []
-    for producer, _, batch in frames:
-        batches.append(batch)
-        owners.append(place[producer.session])
-    table = _encoded(pa.Table.from_batches(batches, kind).combine_chunks())
-    sids = np.repeat(np.array(owners, np.int64), [batch.num_rows for batch in batches])
+def _gather(frames: Sequence[_Frame], place: Mapping[str, int], columns: Sequence[str]) -> Rows:
+    """Join some columns of frames, the first of which counts within a session."""
+    batches = [batch for _, _, batch in frames]
+    kind = schema.RECORDS if columns[0] == "record_id" else schema.COMMITS
+    table = _encoded(pa.Table.from_batches(batches, kind).select(list(columns)).combine_chunks())
+    owners = np.array([place[producer.session] for producer, _, _ in frames], np.int64)
+    sids = np.repeat(owners, [batch.num_rows for batch in batches])
     rows = Rows(table, sids)
-    numbers = rows.ints(number, 0)
+    numbers = rows.ints(columns[0], 0)
     back = (np.diff(sids) < 0) | ((np.diff(sids) == 0) & (np.diff(numbers) < 0))
     # Almost never needed, and copying every column costs more than all the rest.
     return rows.take(np.lexsort((numbers, sids))) if back.any() else rows

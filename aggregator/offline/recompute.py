@@ -85,7 +85,7 @@ def specs_of(history: History) -> list[Spec]:
 
 def _candidates(history: History) -> list[Candidate]:
     members = [Member(p.session, p.rank, p.world) for p in history.reading.producers]
-    return candidates(history.made, history.timeline, members, history.leaders, history.damaged)
+    return candidates(history.made, history.timeline, members, history.leaders, history.reading.damaged)
 
 
 def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
@@ -167,7 +167,7 @@ def _merge(
     sids = history.records.sids[records]
     # On each rank first, in the order of the records; then over the ranks, in the order of the group.
     of_rank, at = _numbered(candidate, sids, spec)
-    by_rank = moments.pool(_moments(history.records.table, records), of_rank, len(at))
+    by_rank = moments.pool(moments_of(history.records.table, records), of_rank, len(at))
     of_segment, first = _numbered(candidate[at], spec[at])
     spreads = np.array([_SPREADS.index(s.meta.spread) for s in specs], np.int8)[spec[at]]
     # Copies of one value count once: the first rank's.
@@ -201,7 +201,8 @@ def _numbered(*columns: Ints) -> tuple[Places, Places]:
     return rank[numbers], first[order]
 
 
-def _moments(table: pa.Table, records: Places) -> Ints:
+def moments_of(table: pa.Table, records: Places) -> Ints:
+    """Return the moments of some records, shape (len(records), WORDS)."""
     rows = np.empty((len(records), moments.WORDS), np.int64)
     for word, name in enumerate(_INTEGER_WORDS):
         rows[:, word] = ints(table[name], 0)[records]

@@ -1,27 +1,25 @@
-"""A session over one or several runs: tables, and SQL that can read them and nothing else."""
+"""A session over one or several runs: tables, statistics, and SQL that can read them and nothing else."""
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from eventlog import errors
 
-from . import payload, pooling, tables, unpacking
+from . import payload, pooling, tables
+from .choice import names_of
+from .database import Database
 from .history import load
+from .recompute import specs_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Self
 
     from .history import History
@@ -29,13 +27,7 @@ if TYPE_CHECKING:
     Attempts = Literal["latest", "all"]
     Source = Literal["committed", "recomputed"]
 
-VIEWS: Final = (
-    "records", "exports", "windows", "commits", "attempts", "producers", "metrics", "keys", "evaluations", "payload",
-    "tensors", "masks", "scalars", "samples",
-)  # fmt: skip
-_OF_PAYLOAD: Final = frozenset({"payload", "tensors", "masks", "scalars", "samples"})
-_OF_METRICS: Final = frozenset({"metrics", "keys", "evaluations"})
-_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
+_MOST_NAMED: Final = 5
 
 
 def open_run(*paths: str | os.PathLike[str], attempts: Attempts = "latest") -> Session:
@@ -65,16 +57,27 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 class Session:
-    """Runs as they were when they were opened. A context manager; not for several threads at once."""
+    """Runs as they were when they were opened. A context manager; for one thread at a time."""
 
     def __init__(self, histories: Sequence[History], attempts: Attempts) -> None:
         self._histories = histories
-        self._all = attempts == "all"
+        self._every = attempts == "all"
         self._several = len(histories) > 1
-        self._con = _connect()
-        self._loaded: set[str] = set()
-        self._metrics: pa.Table | None = None
-        self._stand_views()
+        self._rows: pa.Table | None = None
+        now = {
+            "_records": [history.records.table for history in histories],
+            "_exports": [history.exports.table for history in histories],
+            "_windows": [history.windows.table for history in histories],
+            "_commits": [history.commits.table for history in histories],
+            "_attempts": [tables.attempts(history) for history in histories],
+            "_producers": [tables.producers(history) for history in histories],
+        }
+        later = {
+            "_metrics": (tables.METRICS, self._committed),
+            "_payload": (payload.TABLE, self._payload),
+        }
+        joined = {name: _joined(parts) for name, parts in now.items()}
+        self._database = Database(joined, later, several=self._several, superseded=self._every)
 
     def __enter__(self) -> Self:
         return self
@@ -84,9 +87,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of the runs."""
-        self._con.close()
-
-    # -- tables --------------------------------------------------------------------------------------------
+        self._database.close()
 
     def metrics(
         self,
@@ -106,54 +107,64 @@ class Session:
         """
         if source not in ("committed", "recomputed"):
             raise errors.QueryError(f"expected source to be committed or recomputed, got {source!r}")
-        chosen = None if keys is None else match(keys, self._names(source), f"{source} metric")
+        names = None if keys is None else set(match(keys, self._named(source), f"{source} metric"))
         if source == "committed":
             rows = self._committed().drop_columns(["epoch"])
-            if chosen is not None:
-                rows = rows.filter(pc.is_in(rows["key"], pa.array(chosen, pa.string())))
         else:
-            names = None if chosen is None else set(chosen)
-            made = [tables.recomputed(history, names, superseded=self._all) for history in self._histories]
-            rows = pa.concat_tables(made)
-            if names is not None:
-                rows = rows.filter(pc.is_in(rows["key"], pa.array(chosen, pa.string())))
-        rows = rows.filter(_between(rows["step"], since, until))
-        if not self._all:
-            rows = rows.filter(pc.invert(rows["superseded"])).drop_columns(["superseded"])
-        return self._shown(tables.wide(rows, by_attempt=self._all) if wide else rows)
+            found = [tables.recomputed(history, names, superseded=self._every) for history in self._histories]
+            rows = pa.concat_tables(found)
+        rows = tables.select(rows, names, since, until, superseded=self._every)
+        return self._shown(tables.wide(rows, by_attempt=self._every) if wide else rows)
 
     def keys(self) -> pa.Table:
-        """Return what was recorded and what was committed (kind "metric"): kind, count, first and last step."""
+        """Return what was recorded and, of kind "metric", committed: kind, count, first and last step."""
         return self.sql("select * from keys")
 
     def percentiles(
         self, key: str, q: float | Sequence[float], by: str | Sequence[str] = ("step",)
     ) -> pa.Table:
-        """Return exact percentiles (0 to 1) of the values of a recorded key, a column `p50` and so on for each.
+        """Return exact percentiles (0 to 1) of the values of a recorded key: a column `p50` and so on each.
 
         See `reduce` for `by`, and for what is pooled. NaN where any value is NaN. `count` is how many values
         there are, `missing` how many of those that were selected are not kept in the payload.
         """
-        return self._shown(pooling.percentiles(self._histories, self._recorded(key), q, by, every=self._all))
+        return self._shown(
+            pooling.percentiles(self._histories, self._recorded(key), q, by, every=self._every)
+        )
 
     def reduce(
         self, key: str, stats: str | Sequence[str] = ("avg",), by: str | Sequence[str] = ("step",)
     ) -> pa.Table:
-        """Return statistics of the values of a recorded key: avg, sum, min, max, count, nonfinite, std, var, median.
+        """Return statistics of the values of a recorded key, a column for each.
 
+        avg, sum, min, max, count and nonfinite come from the moments; median, std and var (of the sample),
+        std_pop and var_pop read the values. Null where there is nothing to say.
         `by`: any of step, epoch, attempt, role, rank, session, tracker. By none of role, rank and session the
         ranks that count are pooled, as the metrics are; else every process that recorded the key stands for
-        itself. `std` and `var` are of the sample, `std_pop` and `var_pop` of the population. Only the last four
-        and the median read the values; null where there is nothing to say.
+        itself.
         """
-        return self._shown(pooling.reduce(self._histories, self._recorded(key), stats, by, every=self._all))
+        return self._shown(pooling.reduce(self._histories, self._recorded(key), stats, by, every=self._every))
 
     def histogram(self, key: str, bins: int = 50, by: str | Sequence[str] = ()) -> pa.Table:
         """Return how many values of a recorded key lie in each of `bins` equal bins, the last one closed.
 
         All groups share the bins, from the least to the greatest finite value. `nonfinite` counts the others.
         """
-        return self._shown(pooling.histogram(self._histories, self._recorded(key), bins, by, every=self._all))
+        return self._shown(
+            pooling.histogram(self._histories, self._recorded(key), bins, by, every=self._every)
+        )
+
+    def sql(self, query: str) -> pa.Table:
+        """Answer a SELECT (or WITH, DESCRIBE, SUMMARIZE, PIVOT, EXPLAIN) over the views; see `schema`.
+
+        QueryError for anything else and for what DuckDB refuses: the session can read the runs and nothing
+        besides.
+        """
+        return self._database.sql(query)
+
+    def schema(self) -> pa.Table:
+        """Return every column of every view: view, column, type, comment."""
+        return self._database.schema()
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know of the run at a glance; of several, a list of it under `runs`."""
@@ -162,75 +173,65 @@ class Session:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, a line each."""
+        """What could not be read, a line each, path last."""
         return [str(problem) for history in self._histories for problem in history.reading.reader.problems]
 
-    # -- SQL -----------------------------------------------------------------------------------------------
+    # -- what is asked for -----------------------------------------------------------------------------
 
-    def sql(self, query: str) -> pa.Table:
-        """Answer a SELECT (or WITH, DESCRIBE, SUMMARIZE, EXPLAIN) over the views; see `schema`.
+    def _committed(self) -> pa.Table:
+        if self._rows is None:
+            self._rows = pa.concat_tables([tables.committed(history) for history in self._histories])
+        return self._rows
 
-        QueryError for anything else and for what DuckDB refuses: the session can read the runs and nothing
-        besides, and cannot be changed.
-        """
-        self._check(query)
-        try:
-            names = {name.lower() for name in self._con.get_table_names(query)}
-            self._provide(names)
-            return self._con.execute(query).to_arrow_table()
-        except duckdb.Error as error:
-            raise errors.QueryError(_explained(error)) from error
-
-    def schema(self) -> pa.Table:
-        """Return every column of every view: view, column, type, comment."""
-        return self._con.execute(_SCHEMA).to_arrow_table()
-
-    def _check(self, query: str) -> None:
-        try:
-            statements = self._con.extract_statements(query)
-        except duckdb.Error as error:
-            raise errors.QueryError(_explained(error)) from error
-        if len(statements) != 1:
-            raise errors.QueryError(f"expected one statement, got {len(statements)}")
-        kind = statements[0].type
-        if kind == duckdb.StatementType.EXPLAIN:
-            self._check(_EXPLAIN.sub("", query, count=1))
-        elif kind != duckdb.StatementType.SELECT:
+    def _payload(self) -> pa.Table:
+        rows = _joined([payload.table(history) for history in self._histories])
+        if not rows.num_rows and any(history.records.table.num_rows for history in self._histories):
             raise errors.QueryError(
-                f"expected a SELECT, WITH, DESCRIBE, SUMMARIZE or EXPLAIN statement, got {kind.name}: "
-                "a session only reads"
+                "expected the values that were recorded, got none: the payload was off or pruned; "
+                "records and metrics can still be asked"
             )
+        return rows
 
-    def _stand_views(self) -> None:
-        for name, column in (("_records", "records"), ("_exports", "exports"), ("_windows", "windows")):
-            self._register(name, [getattr(history, column).table for history in self._histories])
-        self._register("_commits", [history.commits.table for history in self._histories])
-        self._register("_attempts", [tables.attempts(history) for history in self._histories])
-        self._register("_producers", [tables.producers(history) for history in self._histories])
-        self._con.register("_metrics", tables.METRICS.empty_table())
-        self._con.register("_payload", payload.TABLE.empty_table())
-        self._con.create_function(
-            "_bits", unpacking.bits, ["BLOB", "BIGINT"], "BOOLEAN[]", type="arrow", null_handling="special"
-        )
-        self._con.create_function(
-            "_dense", unpacking.dense, ["DOUBLE[]", "BLOB", "BIGINT"], "DOUBLE[]", type="arrow", null_handling="special"
-        )
-        self._con.execute(resources.files(__package__).joinpath("views.sql").read_text("utf-8"))
-        run = "" if self._several else "exclude (run)"
-        superseded = dict(self._con.execute(_WITH_SUPERSEDED).fetchall())
-        for view in VIEWS:
-            hidden = "where not superseded" if view in superseded and not self._all else ""
-            self._con.execute(f"create view main.{view} as select * {run} from log.{view} {hidden}")
-        self._con.execute(_LOCK)
+    def _named(self, source: Source) -> Iterable[str]:
+        if source == "committed":
+            return self._committed()["key"].unique().to_pylist()
+        return [name for history in self._histories for spec in specs_of(history) for name in names_of(spec)]
 
-    def _register(self, name: str, parts: Sequence[pa.Table]) -> None:
-        self._con.register(name, pa.concat_tables(parts).unify_dictionaries())
+    def _recorded(self, key: str) -> str:
+        known = {spec.key for history in self._histories for spec in specs_of(history)}
+        if key not in known:
+            raise errors.QueryError(_unknown(key, known, "recorded key"))
+        return key
 
-    def _provide(self, names: set[str]) -> None:
-        """Load what only some views show, when a query names one of them."""
-        if names & _OF_METRICS and "_metrics" not in self._loaded:
-            self._con.register("_metrics", self._committed())
-            self._loaded.add("_metrics")
-        if names & _OF_PAYLOAD and "_payload" not in self._loaded:
-            self._register("_payload", [payload.table(history) for history in self._histories])
-            self._loaded.add("_payload")
+    def _shown(self, rows: pa.Table) -> pa.Table:
+        rows = rows.combine_chunks()
+        return rows if self._several else rows.drop_columns(["run"])
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+
+
+def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """Return the known names that keys name, by themselves or as globs (`*`, `?`).
+
+    QueryError, naming what is near, for a key that names none.
+    """
+    names = dict.fromkeys(known)
+    found: dict[str, None] = {}
+    for key in [keys] if isinstance(keys, str) else keys:
+        glob = "*" in key or "?" in key
+        fitting = [key] if key in names else [name for name in names if glob and fnmatchcase(name, key)]
+        if not fitting:
+            raise errors.QueryError(_unknown(key, names, what))
+        found.update(dict.fromkeys(fitting))
+    return list(found)
+
+
+def _unknown(key: str, known: Iterable[str], what: str) -> str:
+    """Say what there is instead: names that begin with the key, else names like it."""
+    names = sorted(set(known))
+    near = [name for name in names if name.startswith((f"{key}/", f"{key}__"))][:_MOST_NAMED]
+    near = near or get_close_matches(key, names, _MOST_NAMED, 0.5) or names[:_MOST_NAMED]
+    listed = f"near: {', '.join(map(repr, near))}" if near else "there is none"
+    return f"expected a {what}, got {key!r}; {listed}"

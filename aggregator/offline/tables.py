@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 TIME: Final = pa.timestamp("us", "UTC")
 
 
+METRICS: Final = pa.schema(
+    {
+        "run": pa.string(),
+        "step": pa.int64(),
+        "key": pa.string(),
+        "value": pa.float64(),
+        "time": TIME,
+        "attempt": pa.int64(),
+        "sub_index": pa.int64(),
+        "value_int": pa.int64(),
+        "epoch": pa.int64(),
+        "superseded": pa.bool_(),
+    }
+)
+
+
 # -- metrics -------------------------------------------------------------------------------------------
 
 
@@ -37,27 +53,16 @@ def committed(history: History) -> pa.Table:
     subs = ints(commits.table["sub_index"], 0)[places]
     order = np.lexsort((places, subs, commits.attempts[places], alphabetical, commits.steps[places]))
     rows = commits.table.take(places[order])
-    return pa.table(
-        {
-            "run": rows["run"],
-            "step": rows["global_step"],
-            "key": rows["key"],
-            "value": rows["value"],
-            "time": rows["time"],
-            "attempt": rows["attempt"],
-            "sub_index": subs[order],
-            "value_int": rows["value_int"],
-            "epoch": rows["epoch"],
-            "superseded": rows["superseded"],
-        }
-    )
+    own = {"step": rows["global_step"], "sub_index": pa.array(subs[order])}
+    columns = [own[name] if name in own else rows[name] for name in METRICS.names]
+    return pa.table(columns, names=METRICS.names).cast(METRICS)
 
 
 def recomputed(history: History, names: set[str] | None = None, *, superseded: bool) -> pa.Table:
     """Return what the log says of all or some names at every step, beside what was committed.
 
-    `source` and `export_id` tell whose numbers speak; `differs` (null: nothing was committed) and `incomplete`
-    (records of a rank are missing) tell how far to trust them.
+    `source` and `export_id` tell whose numbers speak; `differs` (null: nothing was committed) and
+    `incomplete` (records of a rank are missing) tell how far to trust them.
     """
     keys = None
     if names is not None:
@@ -85,6 +90,27 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
     )
     by = ("step", "key", "attempt", "sub_index")
     return rows.sort_by([(name, "ascending") for name in by]).combine_chunks()
+
+
+def select(
+    rows: pa.Table, names: set[str] | None, since: int | None, until: int | None, *, superseded: bool
+) -> pa.Table:
+    """Return the rows of some names and steps; without superseded ones, and that column, unless wanted."""
+    steps = ints(rows["step"])
+    chosen = np.ones(rows.num_rows, np.bool_)
+    if since is not None:
+        chosen &= steps >= since
+    if until is not None:
+        chosen &= steps <= until
+    if names is not None:
+        keys = rows["key"].combine_chunks().dictionary_encode()
+        chosen &= np.array([word in names for word in keys.dictionary.to_pylist()], np.bool_)[
+            keys.indices.to_numpy()
+        ]
+    if superseded:
+        return rows.filter(pa.array(chosen))
+    chosen &= ~rows["superseded"].to_numpy()
+    return rows.filter(pa.array(chosen)).drop_columns(["superseded"])
 
 
 def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
@@ -118,7 +144,9 @@ def _by_key(keys: pa.ChunkedArray) -> list[tuple[str, NDArray[np.intp]]]:
     numbers = encoded.indices.to_numpy()
     order = np.argsort(numbers, kind="stable")
     cuts = np.searchsorted(numbers[order], np.arange(1, len(encoded.dictionary)))
-    return sorted(zip(encoded.dictionary.to_pylist(), np.split(order, cuts), strict=False), key=lambda pair: pair[0])
+    return sorted(
+        zip(encoded.dictionary.to_pylist(), np.split(order, cuts), strict=False), key=lambda pair: pair[0]
+    )
 
 
 def _pivoted(rows: pa.Table, row_of: Ints, places: NDArray[np.intp], n: int) -> pa.Array:
@@ -145,36 +173,44 @@ def _alphabetical(column: pa.ChunkedArray) -> Ints:
 def attempts(history: History) -> pa.Table:
     """Return the run's attempts: who led them, how they ended, what they own."""
     claims = {claim.number: claim for claim in history.reading.attempts}
-    producers = {producer.session: producer for producer in history.reading.producers}
+    people = {producer.session: producer for producer in history.reading.producers}
     rows: list[dict[str, Any]] = []
     for attempt, owned_from in history.timeline.owned_from.items():
         claim = claims.get(attempt)
-        leader = claim.session if claim else min(history.leaders.get(attempt, {""}))
-        said = claim or producers.get(leader)
-        own = history.commits.attempts == attempt
-        metric = own & history.commits.table["key"].is_valid().to_numpy()
-        steps = set(history.commits.steps[metric & ~history.commits.superseded].tolist())
-        replaced = set(history.commits.steps[metric].tolist()) - steps
-        times = ints(history.commits.table["time"])[own]
+        session = (claim and claim.session) or min(history.leaders.get(attempt, ()), default=None)
+        led = people.get(session or "") or claim
         rows.append(
             {
                 "run": history.reading.label,
                 "attempt": attempt,
-                "started": claim.started_us if claim else (int(times.min()) if len(times) else None),
+                "started": claim and claim.started_us,
                 "ended": claim and claim.ended_us,
                 "outcome": claim and claim.outcome,
-                "role": said and said.role,
-                "rank": said and said.rank,
-                "session": leader or None,
-                "host": said and said.host,
+                "role": led and led.role,
+                "rank": led and led.rank,
+                "session": session,
+                "host": led and led.host,
                 "resume_step": claim and claim.resume_step,
                 "owned_from": owned_from,
-                "commits": len(first_rows(history.commits.sids[own], ints(history.commits.table["commit"])[own])),
-                "steps": len(steps),
-                "superseded_steps": len(replaced),
+                **_committed_in(history, attempt),
             }
         )
     return pa.Table.from_pylist(rows, _ATTEMPTS)
+
+
+def _committed_in(history: History, attempt: int) -> dict[str, int]:
+    """Return how many commits an attempt made, and of how many steps they count or count no more."""
+    own = np.flatnonzero((history.commits.attempts == attempt) & _leading(history))
+    commits = history.commits.table
+    live = ~history.commits.superseded[own]
+    steps = history.commits.steps[own]
+    metric = commits["key"].is_valid().to_numpy()[own]
+    counting = np.unique(steps[metric & live])
+    return {
+        "commits": len(first_rows(history.commits.sids[own], ints(commits["commit"])[own])),
+        "steps": len(counting),
+        "superseded_steps": len(np.setdiff1d(steps[metric], counting)),
+    }
 
 
 def producers(history: History) -> pa.Table:
@@ -235,13 +271,15 @@ def info(history: History) -> dict[str, Any]:
         "metrics": int((metric & ~history.commits.superseded).sum()),
         "losses": [_loss(state.producer, loss) for state in reading.states for loss in state.losses],
         "problems": [str(problem) for problem in reading.reader.problems],
-        "bytes": {stream.name.lower(): sum(s.bytes[stream] for s in reading.states) for stream in schema.Stream},
+        "bytes": {
+            stream.name.lower(): sum(s.bytes[stream] for s in reading.states) for stream in schema.Stream
+        },
     }
 
 
 def _leading(history: History) -> Bools:
     """Whether each commit row is a leader's; all of them where no leader's are left."""
-    leads = history.commits.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+    leads = history.commits.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
     return leads if leads.any() else np.ones(len(leads), np.bool_)
 
 

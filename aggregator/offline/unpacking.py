@@ -54,7 +54,7 @@ def _lists(
     kind: pa.DataType,
     valid: Sequence[NDArray[np.bool_]] | None = None,
 ) -> pa.Array:
-    """Return arrays as a column of lists; `valid` says which items of the rows that are there are not null."""
+    """Return arrays as a column of lists; `valid` says which items of those rows are not null."""
     there = [row for row in rows if row is not None]
     items = np.concatenate(there) if there else np.empty(0)
     mask = None if valid is None or not there else ~np.concatenate(valid)

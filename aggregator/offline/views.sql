@@ -100,9 +100,11 @@ select
 from _attempts;
 
 comment on view log.attempts is 'Lifetimes of the run as a whole';
-comment on column log.attempts.started is 'when it was claimed; else its first commit';
+comment on column log.attempts.started is 'when it was claimed';
 comment on column log.attempts.outcome is 'finished, exception: …, signal: …; null: running, or killed';
+comment on column log.attempts.host is 'the leader''s host';
 comment on column log.attempts.session is 'the leader''s session';
+comment on column log.attempts.commits is 'commits of the leader';
 comment on column log.attempts.resume_step is 'resume point as given';
 comment on column log.attempts.owned_from is 'first step that is its own; null: it only added';
 comment on column log.attempts.steps is 'committed steps that count';
@@ -115,11 +117,18 @@ select
 from _producers;
 
 comment on view log.producers is 'Recording processes';
+comment on column log.producers.world_size is 'how many ranks the world has';
+comment on column log.producers.host is 'where it ran';
+comment on column log.producers.pid is 'its process id there';
+comment on column log.producers.started is 'start of its log';
 comment on column log.producers.last_seen is 'last sign of life';
 comment on column log.producers.ended is 'closed in order';
 comment on column log.producers.windows is 'complete windows';
 comment on column log.producers.incomplete_windows is 'windows with records missing or still to come';
 comment on column log.producers.lost_rows is 'rows that the process itself could not write';
+comment on column log.producers.records_bytes is 'size of its records on the disk';
+comment on column log.producers.payload_bytes is 'size of its payload on the disk';
+comment on column log.producers.commits_bytes is 'size of its commits on the disk';
 
 create view log.metrics as
 select run, step, key, value, time, attempt, sub_index, value_int, epoch, superseded from _metrics;
@@ -194,6 +203,7 @@ where sample_ids is not null;
 comment on view log.samples is 'Values with the sample they belong to';
 
 comment on view log.samples is 'Values with the sample they belong to';
+comment on column log.samples.sample_id is 'id of the sample the value belongs to';
 
 create view log.keys as
 select run, key, kind, reduce_type, sum(count)::bigint as count, min(step) as first_step, max(step) as last_step

@@ -1,4 +1,4 @@
-"""One data-parallel rank of GRPO: reference log-probabilities, advantages, the clipped update, and their metrics."""
+"""One data-parallel rank of GRPO: advantages, the clipped update, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loss:
 
 
 def grpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, eps_clip: float, c_clip: float) -> Loss:
-    """Return PPO's loss per token; `c_clip` bounds what a token with a negative advantage can weigh."""
+    """Return PPO's loss per token; `c_clip` bounds what a token with a negative advantage can cost."""
     ratio = (logp - old_logp).exp()
     plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - eps_clip, 1 + eps_clip)
     single = torch.maximum(plain, bounded)
@@ -65,7 +65,7 @@ class Actor:
 
     @stats_tracker.scope_func_wrapper("ppo_actor")
     def compute_advantages(self, batch: Batch, ref_logp: Tensor) -> Tensor:
-        """Return (sequence, position): the answer's advantage in its group plus the KL rewards still to come."""
+        """Return the answer's advantage in its group plus the KL rewards to come, (sequence, position)."""
         kl_rewards = self.config.kl_ctl * (ref_logp - batch.logp) * batch.loss_mask
         score = group_advantages(batch.reward, self.config.group_size)
         advantages = score[:, None] + kl_rewards.flip(1).cumsum(1).flip(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +30,7 @@ def save(path: Path, actor: Actor, logger: StatsLogger, global_step: int) -> Non
     }
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def load(path: Path, actor: Actor, logger: StatsLogger) -> int:

@@ -11,12 +11,12 @@ from replay import StatsLoggerConfig
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The defaults learn sums of two numbers up to 49 in a hundred steps, in half a minute on two CPU cores."""
+    """The defaults learn to add two numbers up to 49, in half a minute on two CPU cores."""
 
     out: str = "demo"
     seed: int = 0
     steps: int = 100
-    eval_every: int = 20
+    eval_every: int = 10
     save_every: int = 20
     # the task: 2400 sums to train on
     largest: int = 49

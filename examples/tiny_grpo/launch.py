@@ -25,11 +25,11 @@ class Training:
 
     def __init__(self, out: Path, printed: Path, *flags: str) -> None:
         self.run_dir, self.printed = out / "run", printed
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
         self.started_us = time.time_ns() // 1000
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
         with printed.open("w") as file:
             self.process = subprocess.Popen(
-                [*torchrun, str(TRAIN), "--out", str(out), *flags],
+                [sys.executable, *torchrun, str(TRAIN), f"--out={out}", *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -43,32 +43,33 @@ class Training:
         if self.process.poll() is None:
             self.kill()
 
-    def finish(self) -> None:
-        """Wait for the end of the training; RuntimeError when it failed."""
-        if code := self.process.wait():
-            raise RuntimeError(f"expected the training to finish, got exit code {code}: {self.printed}")
-
     def wait_for_step(self, step: int) -> None:
-        """Wait until the step is committed, as the log says, which can be read while it is written."""
+        """Wait until the step is committed, as the log says: it can be read while it is written."""
         while last_step(self.run_dir) < step:
             if self.process.poll() is not None:
                 raise RuntimeError(f"expected the training to reach step {step}, got its end: {self.printed}")
             time.sleep(0.1)
 
+    def finish(self) -> None:
+        """Wait for the end of the training; RuntimeError when it failed."""
+        if code := self.process.wait():
+            raise RuntimeError(f"expected the training to finish, got exit code {code}: {self.printed}")
+
     def kill(self) -> None:
-        """SIGKILL the launcher, then every process that records, all at once: the log knows who they are."""
+        """SIGKILL the launcher and every process that records: the log knows who they are."""
         self.process.kill()
-        for producer in RunReader(self.run_dir).producers():
-            if producer.started_us >= self.started_us:  # a dead one's number may be someone else's by now
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(producer.pid, signal.SIGKILL)
+        with contextlib.suppress(NotARunError):
+            for producer in RunReader(self.run_dir).producers():
+                if producer.started_us > self.started_us:  # an older one's number may be another's by now
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(producer.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def last_step(run_dir: Path) -> int:
-    """Return the last step that anyone committed; -1 before the first."""
+    """Return the last step that was committed; -1 before the first."""
     try:
-        frames = [batch["global_step"] for _, _, batch in RunReader(run_dir).commits()]
-    except NotARunError:  # it has only just been started
+        commits = RunReader(run_dir).commits()
+        return max((pc.max(rows["global_step"]).as_py() for _, _, rows in commits), default=-1)
+    except NotARunError:  # only just started
         return -1
-    return max((pc.max(steps).as_py() for steps in frames), default=-1)

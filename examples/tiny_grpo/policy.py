@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from task import VOCABULARY
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Block(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm2(x))
 
@@ -53,10 +53,10 @@ class Policy(nn.Module):
 
         Nothing predicts the first token: its column is zero.
         """
-        logp = F.log_softmax(self(tokens)[:, :-1], dim=-1)
+        logp = functional.log_softmax(self(tokens)[:, :-1], dim=-1)
         chosen = logp.gather(-1, tokens[:, 1:, None]).squeeze(-1)
         entropy = -(logp.exp() * logp).sum(-1)
-        return F.pad(chosen, (1, 0)), F.pad(entropy, (1, 0))
+        return functional.pad(chosen, (1, 0)), functional.pad(entropy, (1, 0))
 
     def average_gradients(self) -> None:
         """Replace the gradients by their mean over all ranks, in one collective."""

@@ -1,4 +1,4 @@
-"""Rollouts: asyncio episodes in worker processes, and the controller that drives them and merges their metrics."""
+"""Rollouts: asyncio episodes in worker processes, and the controller that collects what they recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Next tokens for many coroutines: those that wait when the event loop comes round share a forward pass."""
+    """Next tokens for many coroutines: all that wait when the event loop comes round share a forward pass."""
 
     def __init__(self, policy: Policy, temperature: float, seed: str) -> None:
         self.policy, self.temperature = policy, temperature
@@ -114,12 +114,10 @@ class RolloutWorker:
         self, problems: list[Problem], group_size: int, step: int, *, is_eval: bool
     ) -> list[Trajectory]:
         workflow_context.set(workflow_context.WorkflowContext(is_eval=is_eval))  # inherited by every episode
-        sampler = Sampler(
-            self.policy, self.config.temperature, f"{self.config.seed}/{self.rank}/{step}/{is_eval}"
-        )
-        return await asyncio.gather(*(
-            self.workflow.arun_episode(sampler, problem) for problem in problems for _ in range(group_size)
-        ))
+        seed = f"{self.config.seed}/{self.rank}/{step}/{is_eval}"
+        sampler = Sampler(self.policy, self.config.temperature, seed)
+        answers = [problem for problem in problems for _ in range(group_size)]
+        return await asyncio.gather(*(self.workflow.arun_episode(sampler, problem) for problem in answers))
 
 
 def serve(connection: Connection, config: Config, rank: int) -> None:

@@ -39,7 +39,7 @@ class Problem:
 class Dataset:
     """All sums of two numbers up to `largest`: most to train on, some held out for evaluation.
 
-    `batch(step)` depends on the seed and the step alone, so a resumed run sees what a run without a crash sees.
+    `batch(step)` follows from the seed and the step alone: a resumed run sees what an unbroken one would.
     """
 
     def __init__(self, largest: int, held_out: int, batch_size: int, seed: int) -> None:

@@ -1,4 +1,6 @@
-"""GRPO on data-parallel ranks: `torchrun --standalone --nproc-per-node 2 examples/tiny_grpo/train.py --out demo`.
+"""GRPO on two data-parallel ranks.
+
+    torchrun --standalone --nproc-per-node 2 examples/tiny_grpo/train.py --out demo
 
 Started again with the same --out it goes on from the last checkpoint.
 """
@@ -36,9 +38,14 @@ class FinetuneSpec:
     steps_per_epoch: int
     total_train_steps: int
 
+    @classmethod
+    def of(cls, config: Config, dataset: Dataset) -> FinetuneSpec:
+        epochs = math.ceil(config.steps / dataset.steps_per_epoch)
+        return cls(epochs, dataset.steps_per_epoch, config.steps)
+
 
 class Trainer:
-    """One rank's part in every step; `controller` drives the rollout workers from rank 0 and is None elsewhere."""
+    """One rank's part in every step. `controller`, on rank 0 only, drives the rollout workers."""
 
     def __init__(
         self, config: Config, dataset: Dataset, logger: StatsLogger, controller: RolloutController | None
@@ -83,7 +90,7 @@ class Trainer:
                 self.evaluate(global_step)
         stats = self.actor.export_stats()
         if self.controller:
-            stats.update(self.controller.export_stats())
+            stats.update(self.controller.export_stats())  # rollout/…, after an evaluation also eval-rollout/…
         return stats
 
     def rollout(self, global_step: int) -> Batch:
@@ -118,10 +125,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     eventlog.start(config.run_dir, role="actor")
     dataset = Dataset(config.largest, config.held_out, config.prompts, config.seed)
-    epochs = math.ceil(config.steps / dataset.steps_per_epoch)
+    leads, workers = dist.get_rank() == 0, dist.get_world_size()
     with (
-        StatsLogger(config, FinetuneSpec(epochs, dataset.steps_per_epoch, config.steps)) as logger,
-        RolloutController(config, dist.get_world_size()) if dist.get_rank() == 0 else nullcontext() as controller,
+        StatsLogger(config, FinetuneSpec.of(config, dataset)) as logger,
+        RolloutController(config, workers) if leads else nullcontext() as controller,
     ):
         Trainer(config, dataset, logger, controller).train()
     eventlog.stop()

@@ -34,7 +34,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors over (sequence,) or (sequence, position), padded on the right; answers to one prompt are adjacent."""
+    """Episodes side by side, padded on the right; answers to one prompt are adjacent."""
 
     tokens: Tensor  # int64 (sequence, position)
     attention_mask: Tensor  # bool (sequence, position): no padding

@@ -1,4 +1,4 @@
-"""The supervised warm-up: GRPO learns from differences between answers, so some must be right to begin with."""
+"""The supervised warm-up: GRPO learns from differences between answers, so some must be right at first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def warm_up(policy: Policy, problems: list[Problem], config: Config) -> None:
     rng = random.Random(f"{config.seed}/{dist.get_rank()}")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.warmup_lr)
     for _ in range(config.warmup_steps):
-        batch = [demonstration(problem, rng, config) for problem in rng.choices(problems, k=config.warmup_batch)]
+        chosen = rng.choices(problems, k=config.warmup_batch)
+        batch = [demonstration(problem, rng, config) for problem in chosen]
         logp, _ = policy.score(padded([episode.tokens for episode in batch]))
         written = padded([episode.written for episode in batch])
         optimizer.zero_grad()

@@ -20,7 +20,7 @@ AVAILABLE = ("memory", "tensorboard", "wandb")
 NOT_YET = ("swanlab", "trackio")
 
 
-def open_backend(name: str, **options: Any) -> Backend:
+def open_backend(name: str, /, **options: Any) -> Backend:
     """Return a backend for `play` or `StatsLogger`; nothing is written before it is told of a run.
 
     memory:      strict=False

@@ -160,6 +160,8 @@ class WandbBackend:
         if complete and not run.fresh:
             directory.check_selection(marker, selection, folder)
             if marker.get("digest") == content.digest:
+                if not dry_run:
+                    _remove(folder.glob(".areal-*"))  # of a replay that was killed while tidying up
                 return Written(0, content.steps, content.renamed)
         if not dry_run:
             another = complete and (run.fresh or _was_synced(folder / held))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from eventlog import errors
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PALETTES", "Style", "panels", "save", "styles", "title"]
 
-Style = tuple[str, str]  # a colour, and a line style: grey prints and more lines than colours stay readable
+Dashes = Literal["-", "--", "-.", ":"]
+Style = tuple[str, Dashes]  # a colour and a line style: more lines than colours still differ
 
 PALETTES: Final[dict[str, tuple[str, ...]]] = {
     # Okabe and Ito (2008): told apart with every common colour blindness. Yellow, faint on white, is last.
@@ -35,7 +36,7 @@ PALETTES: Final[dict[str, tuple[str, ...]]] = {
     "grey": ("#000000", "#555555", "#888888", "#AAAAAA"),
 }
 FORMATS: Final = (".png", ".svg")
-_LINES: Final = ("-", "--", "-.", ":")
+_LINES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":")
 _COLUMNS: Final = 3
 _PANEL: Final = (4.8, 3.0)  # inches
 

@@ -331,7 +331,9 @@ def no_home(rank):
 def test_a_label_no_group_contains_is_an_error_on_every_rank(ranks):
     """The message of the rank that knows reaches the others; the next export works."""
     results = ranks.run(no_home)
-    assert all("AgreementError: " in found and "key 'x': expected this rank (1)" in found for found, _ in results)
+    assert all(
+        "AgreementError: " in found and "key 'x': expected this rank (1)" in found for found, _ in results
+    )
     assert {"y": 1.0, "y__count": 3} == alike([after for _, after in results])
 
 

@@ -153,7 +153,9 @@ def test_spread_is_kept_across_workers():
 
 def test_workers_that_disagree_on_a_key_are_refused():
     """A scalar of one worker and a family of another cannot be one number (report c14)."""
-    with pytest.raises(errors.MergeError, match="key 'x': expected the same on all workers, got scalar but stat"):
+    with pytest.raises(
+        errors.MergeError, match="key 'x': expected the same on all workers, got scalar but stat"
+    ):
         merge_worker_stats([export(x=(SCALAR, of(1))), export(x=(FAMILY, of(1)))])
 
 
@@ -234,7 +236,9 @@ def test_a_count_is_a_whole_number(count):
 
 def test_a_mean_of_nothing_is_absent():
     """AReaL exports a scalar nobody recorded as 0.0 with count 0; it does not pull the mean down (report s3)."""
-    assert {"r": 2.0, "r__count": 1} == merge_worker_stats([{"r": 0.0, "r__count": 0}, {"r": 2.0, "r__count": 1}])
+    assert {"r": 2.0, "r__count": 1} == merge_worker_stats(
+        [{"r": 0.0, "r__count": 0}, {"r": 2.0, "r__count": 1}]
+    )
 
 
 def test_non_finite_numbers_of_plain_dicts_stay():

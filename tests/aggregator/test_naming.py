@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from aggregator.naming import Meta, Names, names
 from eventlog import Kind, ReduceType, Spread, moments
 
-VALUES = st.lists(st.floats(width=32) | st.just(math.nan) | st.just(math.inf) | st.just(-math.inf), max_size=6)
+VALUES = st.lists(
+    st.floats(width=32) | st.just(math.nan) | st.just(math.inf) | st.just(-math.inf), max_size=6
+)
 SIMPLE = [ReduceType.AVG, ReduceType.SUM, ReduceType.MIN, ReduceType.MAX]
 
 

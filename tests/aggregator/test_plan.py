@@ -77,7 +77,9 @@ def test_a_key_no_group_can_take_is_refused(label, rank):
 
 def test_a_key_given_twice_is_refused():
     """A key that is two things in one export has no number; the message names both."""
-    with pytest.raises(errors.AgreementError, match="key 'x': expected one kind in an export, got scalar and stat"):
+    with pytest.raises(
+        errors.AgreementError, match="key 'x': expected one kind in an export, got scalar and stat"
+    ):
         route((Spec("x"), Spec("x", Kind.STAT, ReduceType.AVG)), (), 0, reduced=False)
 
 
@@ -103,7 +105,11 @@ def test_a_layout_is_named_alike_in_every_process():
     )
     hashes = {
         subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -204,9 +210,11 @@ ENTRIES = st.builds(
 )
 LOADS = st.lists(ENTRIES, max_size=4, unique_by=lambda found: found.slot).flatmap(
     lambda entries: st.builds(
-        load, *map(st.just, entries), carried=st.sets(st.integers(0, max(0, len(entries) - 1))).map(
+        load,
+        *map(st.just, entries),
+        carried=st.sets(st.integers(0, max(0, len(entries) - 1))).map(
             lambda chosen: tuple(i for i in sorted(chosen) if i < len(entries))
-        )
+        ),
     )
 )
 
@@ -236,7 +244,10 @@ def stack_of(*ranks):
     """Return moments of shape (ranks, keys, WORDS) from a list of value lists per rank; None: not recorded."""
     empty = moments.empty(1)[0]
     return np.stack(
-        [np.stack([empty if v is None else moments.of(np.array(v, np.float64)) for v in rank]) for rank in ranks]
+        [
+            np.stack([empty if v is None else moments.of(np.array(v, np.float64)) for v in rank])
+            for rank in ranks
+        ]
     )
 
 

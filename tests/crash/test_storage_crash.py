@@ -26,7 +26,7 @@ BATCHES = {Stream.RECORDS: records, Stream.PAYLOAD: payload, Stream.COMMITS: com
 
 @dataclass
 class Tiny:
-    """A run of two windows, and where every frame of it lies: (key, data file, index file, slot, start, end)."""
+    """A run of two windows, and where its frames lie: (key, data file, index file, slot, start, end)."""
 
     path: Path
     frames: list[tuple] = field(default_factory=list)
@@ -132,7 +132,7 @@ def test_a_run_cut_anywhere_keeps_all_whole_frames(tiny, step):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_flipped_bit_is_missed(tiny, step):
-    """Every byte of every file with one bit flipped: detected, or harmless, and never a wrong row (report g1)."""
+    """Every byte of every file with a bit flipped: detected, or harmless, and never a wrong row (g1)."""
     chosen = random.Random(step)
     count = Counter()
     for file in tiny.files():
@@ -212,7 +212,7 @@ def _damage(file, other, kind, start, size, chosen):
 
 
 CHILD = """
-import sys
+import sys, time
 from eventlog.rundir import RunDir
 from eventlog.writer import Writer
 from tests.storage import producer, put_window
@@ -224,12 +224,13 @@ while True:
     if writer.wait(put_window(writer, window, values=window % 7 * 1000), 60):
         print(window, flush=True)
     window += 1
+    time.sleep(float(sys.argv[3]))
 """
 
 
 def _kill(path, delay, segment_bytes):
     """Let a process commit windows, kill it, and return the windows whose wait() it saw return."""
-    command = [sys.executable, "-c", CHILD, str(path), str(segment_bytes)]
+    command = [sys.executable, "-c", CHILD, str(path), str(segment_bytes), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert "started\n" == child.stdout.readline()
         time.sleep(delay)
@@ -242,7 +243,7 @@ def _kill(path, delay, segment_bytes):
     "kills", [pytest.param(6), pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_what_was_written_survives_a_kill(tmp_path, kills):
-    """SIGKILL at random moments: every window whose wait() had returned is read, with its values (b11, g2)."""
+    """SIGKILL at random moments: every window whose wait() had returned is read as it was (b11, g2)."""
     chosen = random.Random(os.urandom(8))
     survived = 0
     for number in range(kills):
@@ -265,13 +266,13 @@ def test_what_was_written_survives_a_kill(tmp_path, kills):
 
 
 @pytest.mark.parametrize(
-    "passes", [pytest.param(30), pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    "passes", [pytest.param(15), pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_a_reader_of_a_live_run_sees_only_whole_windows(tmp_path, passes):
     """However often a run is read while it is written: no problem, no hole, never less than before (b2)."""
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), "6000"]
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), "20000", "0.003"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
-        while not (tmp_path / "run" / "run.json").exists():
+        while not list(tmp_path.rglob("*.payload.0001.idx")):
             time.sleep(0.01)
         try:
             reader, seen = RunReader(tmp_path / "run"), 0

@@ -22,7 +22,9 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float, float]
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {tag: [(e.step, e.wall_time, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.wall_time, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
+    }
 
 
 def tensorboard_texts(folder: Path) -> dict[str, str]:
@@ -82,7 +84,10 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
     rows = []
     for record in wandb_records(file):
         if record.WhichOneof("record_type") == "history":
-            items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
             assert items["_step"] == record.history.step.num
             rows.append(items)
     return rows

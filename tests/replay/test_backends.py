@@ -10,7 +10,7 @@ import pytest
 from eventlog.errors import BackendMissingError, ConfigError, RewindError
 from replay import MemoryBackend, open_backend
 from replay.backends.wandb import to_wandb
-from tests.replay.backend_contract import BackendContract, run_info
+from tests.replay.backend_contract import BackendContract, RewriterContract, run_info
 from tests.replay.readers import Rows, tensorboard_rows, wandb_rows
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TestStrictMemory(TestMemory):
     strict = True
 
 
-class TestTensorBoard(BackendContract):
+class TestTensorBoard(RewriterContract):
     """Event files, read by TensorBoard's own loader."""
 
     def make(self, path: Path) -> Backend:
@@ -53,7 +53,7 @@ class TestTensorBoard(BackendContract):
         return struct.unpack("f", struct.pack("f", value))[0]
 
 
-class TestWandbOffline(BackendContract):
+class TestWandbOffline(RewriterContract):
     """Offline run files, read by their framing and wandb's own protocol buffers."""
 
     resumes = False  # every lifetime has a directory of its own
@@ -68,10 +68,10 @@ class TestWandbOffline(BackendContract):
         return to_wandb(name)
 
 
-def test_strict_memory_refuses_what_a_tracker_would_drop() -> None:
+def test_strict_memory_refuses_what_a_tracker_would_drop(tmp_path: Path) -> None:
     """With the strict switch a step that is not above the last raises instead of vanishing (report a2)."""
     backend = open_backend("memory", strict=True)
-    backend.open(run_info(__import__("pathlib").Path()))
+    backend.open(run_info(tmp_path))
     backend.log(5, {"a": 1.0}, 0.0)
     with pytest.raises(RewindError, match="expected a step above 5, got 5"):
         backend.log(5, {"b": 1.0}, 0.0)
@@ -80,7 +80,9 @@ def test_strict_memory_refuses_what_a_tracker_would_drop() -> None:
 @pytest.mark.parametrize("name", ["swanlab", "trackio"])
 def test_backends_to_come_say_so(name: str) -> None:
     """A backend that this version does not have yet says so and names those that work (report s12)."""
-    with pytest.raises(BackendMissingError, match=f"memory, tensorboard, wandb, got '{name}', which this version"):
+    with pytest.raises(
+        BackendMissingError, match=f"memory, tensorboard, wandb, got '{name}', which this version"
+    ):
         open_backend(name)
 
 
@@ -89,7 +91,11 @@ def test_backends_to_come_say_so(name: str) -> None:
     [
         ("mlflow", {}, "expected a backend among memory, tensorboard, wandb, swanlab, trackio, got 'mlflow'"),
         ("tensorboard", {"pth": "x"}, "expected options of tensorboard among path, got pth"),
-        ("wandb", {"mode": "offlin"}, "expected a wandb mode of online, offline, disabled, shared, got 'offlin'"),
+        (
+            "wandb",
+            {"mode": "offlin"},
+            "expected a wandb mode of online, offline, disabled, shared, got 'offlin'",
+        ),
         ("wandb", {"mode": "online"}, "expected wandb mode offline or disabled, .*got 'online'"),
         ("wandb", {"mode": "shared"}, "expected wandb mode offline or disabled, .*got 'shared'"),
         ("wandb", {}, "got 'online'"),

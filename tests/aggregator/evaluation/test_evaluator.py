@@ -1,0 +1,423 @@
+"""The evaluator in a run: what it calls, what the log remembers over restarts, what ranks decide together."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+import aggregator.evaluation
+import eventlog
+from aggregator import collective, stats_tracker
+from aggregator.evaluation import Evaluator, EvaluatorConfig
+from eventlog import RunDir, RunReader
+from tests.gloo import Ranks
+
+SPEC = SimpleNamespace(total_train_epochs=10, steps_per_epoch=1000, total_train_steps=10_000)
+
+
+@pytest.fixture(autouse=True)
+def no_log_left():
+    """Every test ends without a started log."""
+    yield
+    eventlog.stop()
+
+
+class Life:
+    """One attempt of a run: steps that evaluate and commit as AReaL's loop does, until it dies."""
+
+    def __init__(self, path, state=None, *, spec=SPEC, **config):
+        eventlog.start(path, role="trainer")
+        eventlog.current().claim_attempt()
+        self.spec = spec
+        self.evaluated = []
+        self.evaluator = Evaluator(EvaluatorConfig(**config), spec)
+        if state is not None:
+            self.evaluator.load_state_dict(json.loads(json.dumps(state)))
+
+    def before(self, **kwargs):
+        return self.evaluator.before_train(lambda: self._evaluate("before"), **kwargs)
+
+    def check(self, step):
+        epoch, within = divmod(step, self.spec.steps_per_epoch)
+        return self.evaluator.evaluate(lambda: self._evaluate(step + 1), epoch, within, step)
+
+    def commit(self, step):
+        epoch, within = divmod(step, self.spec.steps_per_epoch)
+        eventlog.current().commit(epoch, within, step, [{"loss": 1.0}])
+
+    def steps(self, *steps):
+        for step in steps:
+            self.check(step)
+            self.commit(step)
+        return self
+
+    def _evaluate(self, label):
+        self.evaluated.append(label)
+        return label
+
+    def die(self):
+        """End as a killed process does: what was not committed is nowhere."""
+        state = self.evaluator.state_dict()
+        eventlog.stop()
+        return state
+
+
+def commit_tags(path):
+    """Return (global step, tags) of every commit that has tags."""
+    rows = [batch.slice(0, 1).to_pylist()[0] for _, _, batch in RunReader(path).commits()]
+    return [(row["global_step"], json.loads(row["tags"])) for row in rows if row["tags"]]
+
+
+# -- calling ---------------------------------------------------------------------------------------
+
+
+def test_returns_what_the_evaluation_returned():
+    """A due check returns the function's result, another one None, and the state is plain JSON."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=2), SPEC)
+    results = [evaluator.evaluate(lambda: {"accuracy": 0.5}, 0, step, step) for step in range(4)]
+    assert [None, {"accuracy": 0.5}, None, {"accuracy": 0.5}] == results
+    assert evaluator.state_dict() == json.loads(json.dumps(evaluator.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"freq_steps": 3},
+        SimpleNamespace(freq_steps=3),
+        EvaluatorConfig(experiment_name="e", trial_name="t", fileroot="/somewhere", freq_steps=3),
+    ],
+    ids=["mapping", "object", "AReaL's fields"],
+)
+def test_takes_any_configuration_with_the_names(config):
+    """A mapping, an object with some of the names, AReaL's own fields: all are configurations."""
+    evaluator = Evaluator(config, SPEC)
+    assert [3, 6] == [s + 1 for s in range(7) if evaluator.evaluate(lambda: True, 0, s, s)]
+
+
+def test_before_train_measures_the_untouched_model():
+    """Before training, then at each epoch's end: the first one shifts none of the others (report h2)."""
+    spec = SimpleNamespace(steps_per_epoch=2)
+    evaluator = Evaluator(EvaluatorConfig(freq_epochs=1, eval_before_train=True), spec)
+    evaluated = []
+    assert "model" == evaluator.before_train(lambda: evaluated.append("before") or "model")
+    for step in range(6):
+        evaluator.evaluate(lambda step=step: evaluated.append(step + 1), step // 2, step % 2, step)
+    assert ["before", 2, 4, 6] == evaluated
+
+
+def test_before_train_does_nothing_unless_configured():
+    """Without `eval_before_train` (or a start epoch of 0) nothing is measured before training."""
+    assert None is Evaluator(EvaluatorConfig(freq_steps=1), SPEC).before_train(lambda: 1)
+    assert 1 == Evaluator(EvaluatorConfig(freq_epochs=1, start_epoch=0), SPEC).before_train(lambda: 1)
+
+
+def test_areals_loop_has_its_first_check_go_off():
+    """A loop that never calls `before_train` evaluates at its first check instead, once, as in AReaL."""
+    config = EvaluatorConfig(freq_steps=4, eval_before_train=True)
+    evaluator = Evaluator(config, SPEC)
+    evaluated = [s + 1 for s in range(9) if evaluator.evaluate(lambda: True, 0, s, s)]
+    assert [1, 4, 8] == evaluated
+    resumed = Evaluator(config, SPEC)
+    resumed.load_state_dict(evaluator.state_dict())
+    assert [12] == [s + 1 for s in range(9, 13) if resumed.evaluate(lambda: True, 0, s, s)]
+
+
+def test_missing_evaluation_is_skipped_and_said_once(caplog):
+    """Without anything to evaluate with, training goes on; one line says so, and nothing is caught up on."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=1, eval_before_train=True), SPEC)
+    with caplog.at_level(logging.INFO):
+        assert None is evaluator.before_train(None)
+        assert [None, None] == [evaluator.evaluate(None, 0, step, step) for step in range(2)]
+    assert 1 == len(caplog.records)
+    assert "evaluation is skipped" in caplog.text
+    assert 1 == evaluator.evaluate(lambda: 1, 0, 2, 2)
+
+
+def test_failed_evaluation_raises_and_is_not_repeated():
+    """An evaluation that raises does so to the caller; the next one comes when it is due."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=2), SPEC)
+
+    def fail():
+        raise OSError("no dataset")
+
+    evaluator.evaluate(fail, 0, 0, 0)
+    with pytest.raises(OSError, match="no dataset"):
+        evaluator.evaluate(fail, 0, 1, 1)
+    assert [4] == [step + 1 for step in range(2, 5) if evaluator.evaluate(lambda: True, 0, step, step)]
+
+
+def test_may_be_subclassed():
+    """A subclass can decide for itself, through the control that AReaL's evaluator has, too."""
+
+    class Twice(Evaluator):
+        def evaluate(self, evaluate_fn, epoch, step, global_step):
+            if not self.freq_ctl.check(epochs=int(step == self.ft_spec.steps_per_epoch - 1), steps=1):
+                return None
+            return evaluate_fn(), evaluate_fn()
+
+    evaluator = Twice(EvaluatorConfig(freq_steps=2), SPEC)
+    assert [None, (7, 7), None] == [evaluator.evaluate(lambda: 7, 0, step, step) for step in range(3)]
+
+
+def test_facade_lists_its_names():
+    """The façade's names are sorted and there."""
+    names = aggregator.evaluation.__all__
+    assert sorted(names) == list(names)
+    assert set(names) <= set(dir(aggregator.evaluation))
+    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
+        aggregator.evaluation.nonesuch  # noqa: B018
+
+
+# -- what the log remembers ------------------------------------------------------------------------
+
+
+def test_commits_are_tagged_with_what_was_measured(tmp_path):
+    """The commit after an evaluation says how many updates the measured model had, or "before"."""
+    life = Life(tmp_path, freq_steps=2, eval_before_train=True)
+    life.before()
+    life.steps(0, 1, 2).die()
+    assert [(0, {"evaluation": "before"}), (1, {"evaluation": 2})] == commit_tags(tmp_path)
+
+
+def test_resume_does_not_repeat_a_committed_evaluation(tmp_path):
+    """A checkpoint taken just before the evaluation of its step does not bring it about again (report h3)."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    checkpoint = life.evaluator.state_dict()  # AReaL saves it before the step's evaluation and commit
+    life.steps(19, 20, 21).die()
+    resumed = Life(tmp_path, checkpoint, freq_steps=10)
+    resumed.steps(*range(20, 31))
+    assert [30] == resumed.evaluated
+
+
+def test_resume_makes_up_for_a_torn_evaluation(tmp_path):
+    """Evaluated but not committed when the process died: it is done again before training (report h3)."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    life.check(19)
+    assert [10, 20] == life.evaluated
+    resumed = Life(tmp_path, life.die(), freq_steps=10)
+    resumed.before()
+    resumed.steps(*range(20, 31))
+    assert ["before", 30] == resumed.evaluated
+    assert (20, {"evaluation": 20}) in commit_tags(tmp_path)
+
+
+def test_resume_makes_up_at_the_first_check_in_areals_loop(tmp_path):
+    """Where nobody calls `before_train`, the lost evaluation is made at the first check, once."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    life.check(19)
+    resumed = Life(tmp_path, life.die(), freq_steps=10)
+    resumed.steps(*range(20, 31))
+    assert [21, 30] == resumed.evaluated
+
+
+def test_resume_runs_each_evaluation_that_is_missing(tmp_path):
+    """Of two evaluations due at the crash, the one that is not complete is run, then 40 and 42 (report h4)."""
+    eventlog.start(tmp_path, role="trainer")
+    eventlog.current().claim_attempt()
+    frequencies = {"math": 5, "code": 7}
+
+    def evaluators():
+        return {n: Evaluator(EvaluatorConfig(freq_steps=f), SPEC, name=n) for n, f in frequencies.items()}
+
+    first = evaluators()
+    for step in range(34):
+        for evaluator in first.values():
+            evaluator.evaluate(lambda: True, 0, step, step)
+        eventlog.current().commit(0, step, step, [{}])
+    states = {name: evaluator.state_dict() for name, evaluator in first.items()}
+    assert first["math"].evaluate(lambda: True, 0, 34, 34)
+    eventlog.current().commit(0, 34, 34, [{"math": 1.0}])
+    assert first["code"].evaluate(lambda: True, 0, 34, 34)
+    eventlog.stop()  # before the commit of the second one
+
+    eventlog.start(tmp_path, role="trainer")
+    eventlog.current().claim_attempt()
+    second, evaluated = evaluators(), []
+    for name, evaluator in second.items():
+        evaluator.load_state_dict(states[name])
+        evaluator.before_train(lambda name=name: evaluated.append((name, 35)), global_step=34)
+    for step in range(35, 42):
+        for name, evaluator in second.items():
+            evaluator.evaluate(lambda label=(name, step + 1): evaluated.append(label), 0, step, step)
+        eventlog.current().commit(0, step, step, [{}])
+    assert [("code", 35), ("math", 40), ("code", 42)] == evaluated
+
+
+def test_before_is_done_once_in_three_attempts(tmp_path):
+    """Three attempts, restored or started over, measure the untouched model once (report h7)."""
+    config = {"freq_steps": 10, "eval_before_train": True}
+    first = Life(tmp_path, **config)
+    first.before()
+    first.steps(0, 1)
+    lives = [first, Life(tmp_path, first.die(), **config)]
+    lives[1].before()
+    lives[1].steps(2, 3).die()
+    lives.append(Life(tmp_path, **config))
+    lives[2].before()
+    lives[2].steps(0, 1).die()
+    assert [["before"], [], []] == [life.evaluated for life in lives]
+
+
+def test_before_is_done_again_if_it_was_not_committed(tmp_path):
+    """A run that died before its first commit has not measured the untouched model yet."""
+    first = Life(tmp_path, eval_before_train=True)
+    first.before()
+    first.die()
+    second = Life(tmp_path, eval_before_train=True)
+    second.before()
+    assert ["before"] == second.evaluated
+
+
+def test_resume_without_saved_state_asks_the_log(tmp_path):
+    """A training that saves no evaluator state still repeats and skips nothing."""
+    Life(tmp_path, freq_steps=10, eval_before_train=True).steps(*range(25)).die()
+    resumed = Life(tmp_path, freq_steps=10, eval_before_train=True)
+    resumed.steps(*range(22, 31))
+    assert [30] == resumed.evaluated
+
+
+def test_resume_remembers_epochs(tmp_path):
+    """An epoch that was evaluated and committed at its end is not evaluated again."""
+    spec = SimpleNamespace(steps_per_epoch=4)
+    life = Life(tmp_path, spec=spec, freq_epochs=1)
+    life.steps(*range(7))
+    checkpoint = life.evaluator.state_dict()
+    life.steps(7, 8).die()
+    resumed = Life(tmp_path, checkpoint, spec=spec, freq_epochs=1)
+    resumed.steps(*range(8, 12))
+    assert [12] == resumed.evaluated
+
+
+def test_superseded_evaluations_do_not_count(tmp_path):
+    """What an attempt measured after steps that the next one redid is due again."""
+    Life(tmp_path, freq_steps=10).steps(*range(25)).die()
+    second = Life(tmp_path, freq_steps=10)
+    second.steps(*range(12, 19))
+    checkpoint = second.evaluator.state_dict()
+    second.check(19)
+    second.die()
+    third = Life(tmp_path, checkpoint, freq_steps=10)
+    third.before(global_step=19)
+    assert ["before"] == third.evaluated
+
+
+def test_a_log_that_does_not_know_the_past_is_not_believed(tmp_path):
+    """A resumed run that begins a new log trusts its saved state: nothing counts as lost."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=10), SPEC)
+    for step in range(20):
+        evaluator.evaluate(lambda: True, 0, step, step)
+    resumed = Life(tmp_path, evaluator.state_dict(), freq_steps=10)
+    resumed.before()
+    resumed.steps(*range(20, 30))
+    assert [30] == resumed.evaluated
+
+
+def test_an_evaluator_beside_the_committing_process_trusts_its_state(tmp_path):
+    """Where another process commits the steps, the evaluator's tags are nowhere, and that is no loss."""
+    life = Life(tmp_path, freq_steps=10)
+    for step in range(20):
+        life.commit(step)
+    elsewhere = Evaluator(EvaluatorConfig(freq_steps=10), SPEC)
+    for step in range(20):
+        elsewhere.evaluate(lambda: True, 0, step, step)
+    life.die()
+    resumed = Life(tmp_path, elsewhere.state_dict(), freq_steps=10)
+    resumed.steps(*range(20, 25))
+    assert [] == resumed.evaluated
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as world:
+        yield world
+
+
+class SkewedClock:
+    """A rank's clock: seven seconds off per rank, and it runs a little differently."""
+
+    def __init__(self, rank):
+        self.now, self.pace = 7.0 * rank, 1.0 + 0.05 * rank
+
+    def __call__(self):
+        return self.now
+
+    def pass_(self, seconds):
+        self.now += seconds * self.pace
+
+
+def decide_by_seconds(rank, checks):
+    """Return at which checks this rank evaluated, and how many collectives it took."""
+    clock, count = SkewedClock(rank), collective.count()
+    evaluator = Evaluator(EvaluatorConfig(freq_secs=10), SPEC, clock=clock)
+    evaluated = []
+    for step in range(checks):
+        clock.pass_(1.0 + step % 3)
+        evaluator.evaluate(lambda step=step: (clock.pass_(4.0), evaluated.append(step)), 0, step, step)
+    return evaluated, collective.count() - count
+
+
+def test_skewed_clocks_take_identical_decisions(ranks):
+    """Two ranks, clocks seven seconds apart: the same 100 decisions, one collective each (report h9)."""
+    (first, collectives), (second, _) = ranks.run(decide_by_seconds, 100)
+    assert first == second
+    assert 100 == collectives
+    gaps = [
+        sum(1.0 + step % 3 for step in range(a + 1, b + 1)) for a, b in zip(first, first[1:], strict=False)
+    ]
+    assert all(10 <= gap < 13 for gap in gaps)
+
+
+def decide_by_steps(rank, checks):
+    count = collective.count()
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=3, freq_epochs=1), SPEC)
+    evaluated = [step for step in range(checks) if evaluator.evaluate(lambda: True, 0, step, step)]
+    return evaluated, collective.count() - count
+
+
+def test_steps_and_epochs_need_no_collective(ranks):
+    """Without seconds every rank decides alike by itself."""
+    assert [([2, 5, 8], 0)] * 2 == ranks.run(decide_by_steps, 10)
+
+
+def resume_alone(rank, path, states):
+    """Resume on ranks of which only the first has a log."""
+    if rank == 0:
+        eventlog.start(path, role="trainer", rank=0, world_size=1)
+        eventlog.current().claim_attempt()
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=10), SPEC)
+    evaluator.load_state_dict(states[rank])
+    evaluated = ["before"] if evaluator.before_train(lambda: True) else []
+    evaluated += [step + 1 for step in range(20, 31) if evaluator.evaluate(lambda: True, 0, step, step)]
+    eventlog.stop()
+    return evaluated
+
+
+def test_rank_0_remembers_for_all(ranks, tmp_path):
+    """What only rank 0's log can tell is decided for all ranks, whatever their own states say."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    life.check(19)
+    state = life.die()
+    other = {**state, "updates": 19, "evaluated": None}
+    assert [["before", 30]] * 2 == ranks.run(resume_alone, tmp_path, [state, other])
+
+
+def test_evaluation_metrics_and_tag_reach_the_same_commit(tmp_path):
+    """An evaluation that records into its tracker ends up in the commit that its tag names."""
+    life = Life(tmp_path, freq_steps=2)
+    evaluation = stats_tracker.get("eval-rollout")
+    for step in range(3):
+        life.evaluator.evaluate(lambda: evaluation.scalar(reward=0.5), 0, step, step)
+        eventlog.current().commit(0, step, step, [stats_tracker.export_all()])
+    life.die()
+    rows = [row for _, _, batch in RunReader(tmp_path).commits() for row in batch.to_pylist()]
+    rewards = [(row["global_step"], row["tags"]) for row in rows if row["key"] == "eval-rollout/reward"]
+    assert [(1, '{"evaluation": 2}')] == rewards
+    assert [0] == [attempt.number for attempt in RunDir.open(tmp_path).attempts()]

@@ -1,0 +1,268 @@
+"""Any program of record calls, on real ranks: every export says what the oracle says, and so does the log."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aggregator import open_run
+from eventlog import Kind, ReduceType, Spread
+from tests.gloo import Ranks
+from tests.players import meet, play
+from tests.reference import Call, Export, Key, Numbers, Oracle, Program, Step, carried_by, differences, expected
+
+WORLD = 4
+
+
+class Stage:
+    """Ranks that stay for all programs; after one that killed them, new ones."""
+
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+
+    def play(self, programs: list[Program], folder: Path) -> list[list[Any]]:
+        """Play programs; return what the exports said, by rank, program, step and export."""
+        if self._ranks is None:
+            self._ranks = Ranks(WORLD, collective_seconds=10.0)
+            self._ranks.run(meet)
+        try:
+            said = self._ranks.run(play, programs, str(folder))
+        except BaseException:
+            self.close()  # whatever it was, others may still wait for that rank
+            raise
+        if "DesyncError" in repr(said):
+            self.close()
+        return said
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._ranks is not None:
+            self._ranks.close()
+        self._ranks = None
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    found = Stage()
+    yield found
+    found.close()
+
+
+# -- programs ------------------------------------------------------------------------------------------
+
+TRACKERS = ["", "", "rollout", "eval-rollout"]
+SCOPES = ["", "", "a/", "a/b/"]
+SHAPES = [(1,), (3,), (2, 3), (2, 2, 2), (), (1, 300)]
+SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0]
+NUMBERS = st.integers(-128, 128).map(float)  # what bfloat16 holds exactly
+FLOATS = {
+    "float32": NUMBERS | st.floats(-1e6, 1e6, width=32),
+    "float64": NUMBERS | st.floats(-1e6, 1e6),
+    "float16": NUMBERS | st.floats(-1000, 1000, width=16),
+    "bfloat16": NUMBERS,
+}
+FORMS = ["plain", "plain", "strided", "transposed", "grad"]
+COUNTS = st.integers(-3, 3) | st.sampled_from([16_777_217, 2**53 + 1, -(2**59)])
+SCALARS = NUMBERS | st.floats(-1e6, 1e6) | st.sampled_from([30_565_379.0, *SPECIAL])
+TIMES = st.integers(0, 4096).map(lambda ticks: ticks / 1024)
+
+
+def mostly(value: Any, *others: Any) -> st.SearchStrategy[Any]:
+    """Draw a value three times out of four, else one of the others; shrink to the value."""
+    return st.sampled_from([value, value, value, *others])
+
+
+@st.composite
+def partitions(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Draw groups that lie side by side and hold all the ranks."""
+    places = [draw(st.integers(0, len(ranks) - 1)) for _ in ranks]
+    groups = [tuple(rank for rank, at in zip(ranks, places, strict=True) if at == place) for place in places]
+    return tuple(dict.fromkeys(groups))
+
+
+@st.composite
+def vocabularies(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[Key, ...]:
+    """Draw the keys of a program: masks, stats over them, scalars, counters, timings."""
+    own = draw(mostly((), draw(partitions(ranks))))
+    keys: list[Key] = []
+
+    def new(kind: Kind, prefix: str, tracker: str, spread: Spread, **what: Any) -> Key:
+        groups = draw(st.sampled_from([(), own])) if kind is not Kind.TIMING else ()
+        keys.append(Key(f"{prefix}k{len(keys)}", kind, tracker, spread=spread, groups=groups, **what))
+        return keys[-1]
+
+    for _ in range(draw(st.integers(1, 5))):
+        tracker, scope = draw(st.sampled_from(TRACKERS)), draw(st.sampled_from(SCOPES))
+        prefix = f"{tracker}/{scope}".lstrip("/")
+        spread = draw(mostly(Spread.SHARDS, Spread.SHARES, Spread.REPLICATED))
+        kind = draw(st.sampled_from([Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.SCALAR, Kind.COUNTER, Kind.TIMING]))
+        if kind is Kind.TIMING:
+            keys.append(Key(f"timeperf/k{draw(st.integers(0, 1))}", kind, tracker))
+            continue
+        first = new(kind, prefix, tracker, spread)
+        for _ in range(draw(st.integers(0, 2)) if kind is Kind.DENOMINATOR else 0):
+            reduce_type = draw(st.sampled_from([each for each in ReduceType if each is not ReduceType.SCALAR]))
+            new(Kind.STAT, prefix, tracker, spread, reduce_type=reduce_type, denominator=first.name)
+    return tuple(dict.fromkeys(keys))
+
+
+@st.composite
+def values(draw: Callable[..., Any], key: Key, mask: Any) -> Call:
+    """Draw a recording call; `mask` is the one that a stat is bound to."""
+    if key.kind is Kind.DENOMINATOR:
+        shape = draw(st.sampled_from(SHAPES))
+        bits = draw(st.lists(st.booleans(), min_size=1, max_size=6))
+        return Call(key, np.resize(np.array(bits), shape))
+    if key.kind is not Kind.STAT:
+        return Call(key, draw({Kind.SCALAR: SCALARS, Kind.COUNTER: COUNTS, Kind.TIMING: TIMES}[key.kind]))
+    dtype = draw(st.sampled_from(list(FLOATS)))
+    drawn = draw(st.lists(mostly(FLOATS[dtype], st.sampled_from(SPECIAL)).flatmap(lambda s: s), min_size=1, max_size=6))
+    numbers = np.resize(np.array(drawn, np.float64), mask.shape)
+    if draw(st.booleans()):
+        numbers = np.where(mask, numbers, np.nan)  # padding holds anything
+    forms = FORMS if dtype == "bfloat16" else [*FORMS, "numpy"]
+    return Call(key, numbers, dtype, draw(st.sampled_from(forms)))
+
+
+@st.composite
+def calls(draw: Callable[..., Any], keys: list[Key], oracle: Oracle, rank: int, most: int) -> list[Call]:
+    """Draw what a rank records in a step; the oracle knows its masks."""
+    made: list[Call] = []
+
+    def make(key: Key) -> None:
+        _, mask = oracle.masks[rank].get(key.denominator, (key, None))
+        made.append(draw(values(key, mask)))
+        oracle.record(rank, made[-1])
+
+    by_name = {key.name: key for key in keys}
+    for _ in range(draw(st.integers(0, most)) if keys else 0):
+        key = draw(st.sampled_from(keys))
+        if key.kind is Kind.STAT and (key.denominator not in oracle.masks[rank] or draw(mostly(False, True))):
+            make(by_name[key.denominator])
+        make(key)
+    return made
+
+
+@st.composite
+def exports(draw: Callable[..., Any], ranks: tuple[int, ...], keys: tuple[Key, ...]) -> Export:
+    """Draw an export whose groups can take the keys' own groups."""
+    groups = draw(st.sampled_from([(ranks,), draw(partitions(ranks)), ()]))
+    export = Export(reduce_groups=groups, sync_group=draw(st.sampled_from([(), ranks])))
+    if any(len(g) > 1 and not carried_by(key, g, export) for key in keys for g in key.groups):
+        export = replace(export, sync_group=ranks)
+    only = draw(mostly(None, *keys))
+    if only is not None and only.kind is not Kind.TIMING:
+        export = replace(export, tracker=only.tracker, key=only.name)
+    elif draw(mostly(False, True)):
+        export = replace(export, tracker=draw(st.sampled_from(TRACKERS)))
+    given_by = tuple(rank for rank in ranks if draw(st.booleans())) if draw(mostly(False, True)) else ()
+    return replace(export, reset=draw(mostly(True, False)), step_given_by=given_by)
+
+
+@st.composite
+def programs(draw: Callable[..., Any]) -> Program:
+    """Draw a program: ranks, what their keys are, and what each of them records between the exports."""
+    ranks = draw(st.sampled_from([(0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2), (1, 3), (2,)]))
+    keys = draw(vocabularies(ranks))
+    copied = [key for key in keys if key.spread is Spread.REPLICATED]
+    others = [key for key in keys if key.spread is not Spread.REPLICATED]
+    holders = draw(st.lists(st.sampled_from(ranks), min_size=1, unique=True))
+    oracle = Oracle(ranks)
+    steps: list[Step] = []
+    for _ in range(draw(st.integers(1, 3))):
+        copies = draw(calls(copied, oracle, holders[0], 3))
+        of_rank: dict[int, list[Call]] = {}
+        for rank in ranks:
+            of_rank[rank] = list(copies) if rank in holders else []
+            if rank in holders and copies and draw(mostly(False, False, False, True)):
+                of_rank[rank][-1] = _spoiled(copies[-1])
+            of_rank[rank] += draw(calls(others, oracle, rank, 5))
+        steps.append(Step(of_rank, draw(st.lists(exports(ranks, keys), min_size=1, max_size=2))))
+        for export in steps[-1].exports:
+            oracle.export(export)
+    return Program(ranks, keys, steps, summed=draw(mostly(False, True)))
+
+
+def _spoiled(copy: Call) -> Call:
+    """Return a copy that is no copy."""
+    if copy.key.kind is Kind.DENOMINATOR:
+        return replace(copy, value=~copy.value)
+    return replace(copy, value=copy.value + 1)
+
+
+# -- what is shown -------------------------------------------------------------------------------------
+
+
+def check(stage: Stage, batch: list[Program]) -> None:
+    """Play programs on real ranks, and compare every export and every step of the log with the oracle."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = stage.play(batch, Path(folder))
+        for number, program in enumerate(batch):
+            wanted = expected(program)
+            for at, step in enumerate(wanted):
+                for which, answers in enumerate(step.answers):
+                    for rank in program.ranks:
+                        got = said[rank][number][at][which]
+                        _check_answer(answers[rank], got, f"program {number} step {at} export {which} rank {rank}")
+            _check_log(Path(folder) / str(number), [(each.committed, each.recomputed) for each in wanted])
+
+
+def _check_answer(wanted: Numbers | None, got: Numbers | str, where: str) -> None:
+    if wanted is None or isinstance(got, str):
+        assert wanted is None and str(got).startswith("AgreementError: "), f"{where}: {wanted=} {got=}"  # noqa: PT018
+    else:
+        assert {} == differences(wanted, got), where
+
+
+def _check_log(path: Path, wanted: list[tuple[Numbers, Numbers]]) -> None:
+    with open_run(path) as run:
+        for source, place in (("committed", 0), ("recomputed", 1)):
+            got: dict[int, Numbers] = {}
+            for row in run.metrics(source=source).to_pylist():
+                value = row["value"] if row["value_int"] is None else row["value_int"]
+                got.setdefault(row["step"], {})[row["key"]] = value
+            for step, both in enumerate(wanted):
+                assert {} == differences(both[place], got.get(step, {})), f"{source}, step {step}"
+
+
+COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+}
+BATCHES = st.lists(programs(), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, **COMMON)
+@given(batch=BATCHES)
+def test_exports_and_the_log_say_what_the_oracle_says(stage: Stage, batch: list[Program]) -> None:
+    """Whatever 1 to 4 ranks record and export in whatever groups: live, log and oracle agree."""
+    check(stage, batch)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(max_examples=250, **COMMON)
+@given(batch=st.lists(programs(), min_size=2, max_size=2))
+def test_500_programs(stage: Stage, batch: list[Program]) -> None:
+    """The same for 500 programs."""
+    check(stage, batch)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
+@settings(max_examples=2500, **COMMON)
+@given(batch=st.lists(programs(), min_size=4, max_size=4))
+def test_10_000_programs(stage: Stage, batch: list[Program]) -> None:
+    """The same for 10 000 programs."""
+    check(stage, batch)

@@ -1,0 +1,163 @@
+"""`keys`, `metrics` and `sql`."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from aggregator import open_run
+from tests.cli.conftest import RESUMED_AT, STEPS, Ask, write_run
+from tests.runs import RunBuilder
+from tests.storage import flip
+
+
+def test_metrics_has_each_step_once(ask: Ask, root: Path) -> None:
+    """Of a resumed run each step is printed once, with the value of the attempt that owns it."""
+    answer = ask("metrics", root / "a", "ppo_actor/loss", "lr", "--json")
+    assert (0, "") == (answer.code, answer.err)
+    loss = {row["step"]: row["value"] for row in answer.json if row["key"] == "ppo_actor/loss"}
+    rate = [row["value"] for row in answer.json if row["key"] == "lr"]
+    assert {step: step + 0.5 for step in range(STEPS)} == loss
+    assert [1.0] * RESUMED_AT + [0.5] * (STEPS - RESUMED_AT) == rate
+
+
+def test_metrics_of_all_attempts(ask: Ask, root: Path) -> None:
+    """With --attempts all, rows that a later attempt replaced are printed and marked."""
+    rows = ask("metrics", root / "a", "lr", "--attempts", "all", "--json").json
+    assert STEPS + 2 == len(rows)
+    assert [RESUMED_AT, RESUMED_AT + 1] == [row["step"] for row in rows if row["superseded"]]
+
+
+def test_metrics_takes_globs_and_bounds(ask: Ask, root: Path) -> None:
+    """Keys are globs, --since and --until are steps, both included."""
+    rows = ask("metrics", root / "a", "ppo_*/l?ss", "--since", 3, "--until", 4, "--json").json
+    assert [("ppo_actor/loss", 3), ("ppo_actor/loss", 4)] == [(row["key"], row["step"]) for row in rows]
+
+
+def test_metrics_without_keys_prints_all(ask: Ask, root: Path) -> None:
+    """Without a key all metrics are printed, as the library returns them."""
+    with open_run(root / "a") as session:
+        assert session.metrics().num_rows == len(ask("metrics", root / "a", "--json").json)
+
+
+def test_metrics_of_several_runs(ask: Ask, root: Path) -> None:
+    """--with adds runs, and each row says which run it is of."""
+    rows = ask("metrics", root / "a", "lr", "--with", root / "sub" / "b", "--since", 9, "--json").json
+    assert [("a", 0.5), ("b", 1.0)] == sorted((row["run"], row["value"]) for row in rows)
+
+
+def test_metrics_wide(ask: Ask, root: Path) -> None:
+    """--wide prints a row a step and a column a key."""
+    rows = ask("metrics", root / "sub" / "b", "lr", "ppo_actor/loss", "--wide", "--until", 1, "--json").json
+    assert [(0, 1.0, 0.5), (1, 1.0, 2.5)] == [(row["step"], row["lr"], row["ppo_actor/loss"]) for row in rows]
+
+
+def test_metrics_recomputed_from_the_log(ask: Ask, root: Path) -> None:
+    """--source recomputed says what the log of all ranks says: here the same."""
+    rows = ask("metrics", root / "a", "ppo_actor/loss", "--source", "recomputed", "--json").json
+    assert [step + 0.5 for step in range(STEPS)] == [row["value"] for row in rows]
+    assert {False} == {row["differs"] for row in rows}
+
+
+def test_metrics_as_a_table(ask: Ask, root: Path) -> None:
+    """A table has a heading and a line a row."""
+    lines = ask("metrics", root / "a", "ppo_actor/loss").out.splitlines()
+    assert ["step", "key", "value"] == lines[0].split()[:3]
+    assert ["0", "ppo_actor/loss", "0.5"] == lines[1].split()[:3]
+    assert 1 + STEPS == len(lines)
+
+
+def test_nan_is_a_string_in_json(ask: Ask, tmp_path: Path) -> None:
+    """NaN and infinities are printed as strings, so that any JSON reader takes them."""
+    with RunBuilder(tmp_path) as run:
+        actor = run.producer("actor", attempt=0)
+        run.attempt(0, leader=actor)
+        actor.commit(0, {"a": math.nan, "b": math.inf, "c": -math.inf}, leader=True)
+    rows = ask("metrics", tmp_path, "--json").json
+    assert ["NaN", "Infinity", "-Infinity"] == [row["value"] for row in rows]
+
+
+def test_names_are_never_markup(ask: Ask, tmp_path: Path) -> None:
+    """A key that looks like markup is printed as it is and can be asked for by its name."""
+    key = "loss[bold]/:smile:"
+    with RunBuilder(tmp_path) as run:
+        actor = run.producer("actor", attempt=0)
+        run.attempt(0, leader=actor)
+        actor.commit(0, {key: 1.0}, leader=True)
+    answer = ask("metrics", tmp_path, key)
+    assert (0, key) == (answer.code, answer.out.splitlines()[1].split()[1])
+
+
+def test_unknown_keys_are_refused(ask: Ask, root: Path) -> None:
+    """A key or glob that matches nothing fails and names it."""
+    for command in ("metrics", "keys"):
+        answer = ask(command, root / "a", "los*")
+        assert (1, "") == (answer.code, answer.out)
+        assert "'los*'" in answer.err
+        assert 1 == answer.err.count("\n")
+
+
+def test_keys_lists_what_was_recorded_and_committed(ask: Ask, root: Path) -> None:
+    """Every key is listed with its kind; patterns choose among them."""
+    rows = ask("keys", root / "a", "--json").json
+    assert {"scalar", "metric"} == {row["kind"] for row in rows}
+    assert {"ppo_actor/loss"} == {row["key"] for row in ask("keys", root / "a", "*/loss", "--json").json}
+
+
+def test_sql_answers_a_question(ask: Ask, root: Path) -> None:
+    """A query over the records of every rank is answered: the loss of each rank, which no tracker has."""
+    query = (
+        "select rank, sum(sum) as total from records where key = 'ppo_actor/loss' group by rank order by rank"
+    )
+    answer = ask("sql", root / "sub" / "b", query, "--json")
+    assert [{"rank": 0, "total": 90.0}, {"rank": 1, "total": 100.0}] == answer.json
+
+
+def test_sql_reads_stdin(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads the query from stdin."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("select count(distinct rank) as ranks\nfrom records"))
+    assert [{"ranks": 2}] == ask("sql", root / "a", "-", "--json").json
+
+
+def test_sql_schema_names_every_view(ask: Ask, root: Path) -> None:
+    """--schema prints the columns of all views DESIGN names, so that nobody has to guess."""
+    rows = ask("sql", root / "a", "--schema", "--json").json
+    promised = "records payload scalars tensors masks windows exports commits attempts producers metrics"
+    assert {*promised.split(), "evaluations", "samples"} <= {row["view"] for row in rows}
+    assert ("metrics", "step") in {(row["view"], row["column"]) for row in rows}
+
+
+def test_sql_errors_are_one_line(ask: Ask, root: Path) -> None:
+    """What DuckDB refuses is one line on stderr and exit code 1; files and settings are out of reach."""
+    for query in (
+        "select nonsense from records",
+        "selec 1",
+        "copy records to '/tmp/x.csv'",
+        "select 1; select 2",
+    ):
+        answer = ask("sql", root / "a", query)
+        assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+        assert "Traceback" not in answer.err
+
+
+def test_sql_wants_a_query_or_the_schema(ask: Ask, root: Path) -> None:
+    """Neither, or both, is a usage error."""
+    query = "select 1"
+    for words in ([], [query, "--schema"]):
+        answer = ask("sql", root / "a", *words)
+        assert (2, "") == (answer.code, answer.out)
+        assert "expected a QUERY or --schema" in answer.err
+
+
+def test_damage_is_told_and_exits_3(ask: Ask, tmp_path: Path) -> None:
+    """What could not be read is told on stderr; the data is still printed, and the exit code is 3."""
+    run = write_run(tmp_path / "run", [range(3)], gain=1.0)
+    segment = next((run / "events" / "actor-1").glob("*.records.0000.arrows"))
+    flip(segment, segment.stat().st_size // 2)
+    answer = ask("metrics", run, "lr", "--json")
+    assert (3, 3) == (answer.code, len(answer.json))
+    assert answer.err.startswith("damaged: ")
+    assert segment.name in answer.err

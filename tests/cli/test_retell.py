@@ -1,0 +1,107 @@
+"""`replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import replay
+from eventlog.errors import RewindError
+from replay import MemoryBackend
+from tests.cli.conftest import STEPS, Ask
+
+
+def test_tells_two_trackers_once(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Both targets get every step; told again, nothing is sent."""
+    words = [
+        "replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}",
+        "--to", "wandb", "-o", "wandb.mode=offline", "-o", f"wandb.path={tmp_path / 'wb'}",
+        "--cursors", tmp_path / "cursors", "--json",
+    ]  # fmt: skip
+    for sent, skipped in ((STEPS, 0), (0, STEPS)):
+        answer = ask(*words)
+        assert 0 == answer.code, answer.err
+        assert [("tensorboard", sent, skipped, 2), ("wandb", sent, skipped, 2)] == [
+            (row["backend"], row["sent"], row["skipped"], row["superseded"]) for row in answer.json
+        ]
+    assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
+    assert list((tmp_path / "wb").rglob("*.wandb"))
+
+
+def test_bounds_and_keys(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Only the steps and keys asked for are told."""
+    answer = ask(
+        "replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path}",
+        "--since", 2, "--until", 6, "--keys", "ppo_*", "--json",
+        "--cursors", tmp_path / "cursors",
+    )  # fmt: skip
+    assert [5] == [row["sent"] for row in answer.json]
+
+
+def test_dry_run_writes_nothing(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """--dry-run counts what would be told and leaves no file behind."""
+    target = tmp_path / "tb"
+    answer = ask("replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={target}", "--dry-run")
+    assert 0 == answer.code
+    assert "tensorboard" in answer.out
+    assert not target.exists()
+    assert not (root / "a" / "cursors").exists()
+
+
+class Refusing(MemoryBackend):
+    """A target that takes no step before the third."""
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        if step < 3:
+            raise RewindError(f"expected a step of 3 or more, got {step}")
+        super().log(step, metrics, time)
+
+
+def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a target would not take is counted, told on stderr, and makes the exit code 3."""
+    monkeypatch.setattr(replay, "open_backend", lambda _: Refusing(), raising=False)
+    answer = ask("replay", root / "sub" / "b", "--to", "memory", "--json")
+    assert (3, [(STEPS - 3, 3)]) == (answer.code, [(row["sent"], row["refused"]) for row in answer.json])
+    assert "refused or withheld" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "Missing option '--to'"),
+        (
+            ["--to", "nope"],
+            1,
+            "expected a backend among memory, tensorboard, wandb, swanlab, trackio, got 'nope'",
+        ),
+        (["--to", "swanlab"], 1, "swanlab"),
+        (["--to", "wandb", "-o", "path=x"], 2, "expected -o BACKEND.NAME=VALUE, got 'path=x'"),
+        (["--to", "wandb", "-o", "wandb.path"], 2, "expected -o BACKEND.NAME=VALUE, got 'wandb.path'"),
+        (["--to", "wandb", "-o", "tensorboard.path=x"], 2, "expected -o of a backend named by --to"),
+        (
+            ["--to", "tensorboard", "-o", "tensorboard.nope=x"],
+            1,
+            "expected options of tensorboard among path",
+        ),
+        (["--to", "tensorboard", "--since", "1.5"], 2, "Invalid value for '--since'"),
+        (["--to", "tensorboard", "--since", "-1"], 1, "-1"),
+    ],
+)
+def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: int, message: str) -> None:
+    """What cannot be done is refused before anything is written: exit code 2 for usage, else 1."""
+    answer = ask("replay", root / "a", *words)
+    assert (code, "") == (answer.code, answer.out)
+    assert message in answer.err
+    assert not (root / "a" / "tensorboard").exists()
+
+
+def test_options_may_be_lists_and_booleans() -> None:
+    """An option given twice is a list, `true` and `false` are booleans, a value may hold an equals sign."""
+    from cli.retell import _options
+
+    assert {"wandb": {"tags": ["a", "b"], "notes": "x=y", "strict": True}, "tensorboard": {}} == _options(
+        ["wandb", "tensorboard"],
+        ["wandb.tags=a", "wandb.tags=b", "wandb.notes=x=y", "wandb.strict=true"],
+    )

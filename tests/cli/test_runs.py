@@ -1,0 +1,115 @@
+"""`ls` and `info`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import eventlog
+from tests.cli.conftest import Ask, write_run
+from tests.storage import flip
+
+
+def test_ls_finds_runs_at_any_depth(ask: Ask, root: Path) -> None:
+    """Every run below the root is listed once, with its attempts, committed steps and how it ended."""
+    answer = ask("ls", root, "--json")
+    shown = [
+        (Path(row["path"]), row["attempts"], row["steps"], row["last_step"], row["state"])
+        for row in answer.json
+    ]
+    assert [(root / "a", 2, 10, 9, "finished"), (root / "sub" / "b", 1, 10, 9, "finished")] == shown
+    assert (0, "") == (answer.code, answer.err)
+
+
+def test_ls_prints_a_table(ask: Ask, root: Path) -> None:
+    """Without --json the same is a table whose lines are whole, however long the paths."""
+    lines = ask("ls", root).out.splitlines()
+    assert ["path", "id", "attempts", "steps", "last_step", "last", "state"] == lines[0].split()
+    assert [str(root / "a"), str(root / "sub" / "b")] == [line.split()[0] for line in lines[1:]]
+
+
+def test_ls_of_a_run_lists_that_run(ask: Ask, root: Path) -> None:
+    """The root may itself be a run."""
+    assert [str(root / "a")] == [row["path"] for row in ask("ls", root / "a", "--json").json]
+
+
+def test_ls_tells_a_living_run_from_a_silent_one(ask: Ask, tmp_path: Path) -> None:
+    """A run with a fresh sign of life is running; one that stopped without a word is silent."""
+    log = eventlog.start(tmp_path / "live", rank=0, world_size=1)
+    try:
+        log.claim_attempt()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (rows := ask("ls", tmp_path, "--json").json):
+            time.sleep(0.05)
+        assert ["running"] == [row["state"] for row in rows]
+    finally:
+        eventlog.stop()
+    from cli.runs import ALIVE_SECONDS, _state
+
+    assert "silent" == _state(None, int((time.time() - ALIVE_SECONDS - 1) * 1e6))
+
+
+def test_ls_leaves_out_what_it_cannot_read(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """A run of a newer format is named on stderr and hides no other run."""
+    shutil.copytree(root / "sub" / "b", tmp_path / "good")
+    shutil.copytree(root / "sub" / "b", tmp_path / "newer")
+    newer = {"id": "x", "format": [99, 0], "created_us": 0}
+    from eventlog.manifest import write_json
+
+    write_json(tmp_path / "newer" / "run.json", newer)
+    answer = ask("ls", tmp_path, "--json")
+    assert [str(tmp_path / "good")] == [row["path"] for row in answer.json]
+    assert f"{tmp_path / 'newer'}" in answer.err
+    assert "99" in answer.err
+
+
+def test_ls_says_when_there_is_nothing(ask: Ask, tmp_path: Path) -> None:
+    """An empty place is an empty list, said on stderr, and no failure; a place that is none fails."""
+    answer = ask("ls", tmp_path, "--json")
+    assert (0, [], f"no run at or below {tmp_path}\n") == (answer.code, answer.json, answer.err)
+    answer = ask("ls", tmp_path / "missing")
+    assert (1, f"areal-metrics: expected a directory, got {tmp_path / 'missing'}\n") == (
+        answer.code,
+        answer.err,
+    )
+
+
+def test_info_counts_what_a_restart_replaced(ask: Ask, root: Path) -> None:
+    """Two attempts, and the steps that the later one did again, are counted (report a1)."""
+    answer = ask("info", root / "a", "--json")
+    told = answer.json
+    assert 0 == answer.code
+    assert [0, 1] == [attempt["attempt"] for attempt in told["attempts"]]
+    assert 2 == told["superseded_steps"]
+    assert {"first": 0, "last": 9, "count": 10} == told["steps"]
+    assert [] == told["losses"] + told["problems"]
+
+
+def test_info_reads_well(ask: Ask, root: Path) -> None:
+    """The text has the run, its steps, a line an attempt and a line a process."""
+    lines = [line.split() for line in ask("info", root / "a").out.splitlines()]
+    assert ["superseded", "steps", "2"] in lines
+    attempts, producers, steps = (lines.index([heading]) for heading in ("attempts", "producers", "steps"))
+    assert ["0", "1"] == [line[0] for line in lines[attempts + 2 : producers]]
+    assert ["actor"] * 4 == [line[0] for line in lines[producers + 2 : steps]]
+
+
+def test_info_of_a_damaged_run_exits_3(ask: Ask, tmp_path: Path) -> None:
+    """Damage is listed with its place, the rest is shown, and the exit code says that something is lost."""
+    run = write_run(tmp_path / "run", [range(3)], gain=1.0)
+    segment = next((run / "events" / "actor-1").glob("*.records.0000.arrows"))
+    flip(segment, segment.stat().st_size // 2)
+    answer = ask("info", run, "--json")
+    assert 3 == answer.code
+    assert [segment.name] == [Path(problem.split()[-1]).name for problem in answer.json["problems"]]
+
+
+def test_info_of_no_run_fails_in_one_line(ask: Ask, tmp_path: Path) -> None:
+    """What is no run is refused with what was expected and the path last."""
+    for place in (tmp_path, tmp_path / "missing"):
+        answer = ask("info", place)
+        assert (1, "") == (answer.code, answer.out)
+        assert answer.err.startswith("areal-metrics: expected a run directory, got ")
+        assert answer.err.endswith(f": {place}\n")
+        assert 1 == answer.err.count("\n")

@@ -1,0 +1,188 @@
+"""What a logger can be configured with, and what it says when that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from omegaconf import OmegaConf
+
+from eventlog.errors import BackendMissingError, ConfigError
+from replay import (
+    StatsLoggerConfig,
+    SwanlabConfig,
+    TensorBoardConfig,
+    TrackioConfig,
+    WandBConfig,
+    load_config,
+)
+from replay.backends import configured
+from replay.config import log_root, resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class Experiment:
+    """An experiment's config as AReaL has it, its own names and a logger's part."""
+
+    experiment_name: str = "exp"
+    trial_name: str = "t0"
+    cluster: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(fileroot="/root"))
+    stats_logger: object = field(default_factory=StatsLoggerConfig)
+
+
+def test_a_bare_config_and_an_experiments_mean_the_same() -> None:
+    """A logger's config is taken bare or as an experiment's `stats_logger`; AReaL refuses the bare one."""
+    bare = StatsLoggerConfig("exp", "t0", "/root", wandb=WandBConfig(mode="offline", tags=["a"]))
+    assert bare == resolve(bare) == resolve(Experiment(stats_logger=bare)) == resolve({"stats_logger": bare})
+
+
+def test_any_object_with_these_names_will_do() -> None:
+    """Foreign classes, mappings and OmegaConf's objects are read by name; other fields are tolerated."""
+    wandb = SimpleNamespace(mode="offline", project="p", something_else=1)
+    foreign = SimpleNamespace(experiment_name="e", trial_name="t", fileroot="/f", wandb=wandb, more=1)
+    expected = StatsLoggerConfig("e", "t", "/f", wandb=WandBConfig(mode="offline", project="p"))
+    assert expected == resolve(foreign)
+    assert expected == resolve(OmegaConf.structured(expected))
+    assert expected == resolve(
+        {
+            "experiment_name": "e",
+            "trial_name": "t",
+            "fileroot": "/f",
+            "wandb": {"mode": "offline", "project": "p"},
+        }
+    )
+
+
+def test_names_missing_in_the_loggers_part_are_the_experiments() -> None:
+    """AReaL gives the names once, at the top: they are found there."""
+    resolved = resolve(Experiment())
+    assert ("exp", "t0", "/root") == (resolved.experiment_name, resolved.trial_name, resolved.fileroot)
+
+
+@pytest.mark.parametrize("name", ["experiment_name", "trial_name", "fileroot"])
+def test_required_names_must_be_given(name: str) -> None:
+    """A missing name is said by its place in the config."""
+    config = {"experiment_name": "e", "trial_name": "t", "fileroot": "/f", name: "???"}
+    with pytest.raises(ConfigError, match=f"expected stats_logger.{name}, got none: it is required"):
+        resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            {"wandb": WandBConfig(mode="onlin")},
+            "wandb.mode to be one of online, offline, disabled, shared, got 'onlin'",
+        ),
+        (
+            {"swanlab": SwanlabConfig(mode="x")},
+            "swanlab.mode to be one of cloud, online, local, offline, disabled",
+        ),
+        ({"trackio": TrackioConfig(mode="x")}, "trackio.mode to be one of online, local, disabled, got 'x'"),
+        ({"on_rewind": "ignore"}, "on_rewind to be one of warn, error, rewrite, new_run, got 'ignore'"),
+        ({"on_rewind": "rewrite"}, "on_rewind warn or error in this version, got 'rewrite'"),
+    ],
+)
+def test_invalid_choices_are_refused_with_the_valid_ones(part: dict, said: str) -> None:
+    """A mode that does not exist is refused naming those that do."""
+    with pytest.raises(ConfigError, match=said):
+        resolve(StatsLoggerConfig("e", "t", "/f", **part))
+
+
+def test_the_log_root_is_areals() -> None:
+    """Logs lie in fileroot/logs/user/experiment/trial; names with a slash lie deeper."""
+    root = log_root(StatsLoggerConfig("e", "t", "/f"))
+    assert ("/f/logs", "e", "t") == (str(root.parents[2]), root.parent.name, root.name)
+    assert root.parent / "a" / "b" == log_root(StatsLoggerConfig("e", "a/b", "/f"))
+
+
+@pytest.mark.parametrize("name", ["..", "../other", "/abs", "a/../../b", ".", "nul\0"])
+def test_names_that_leave_the_log_root_are_refused(name: str) -> None:
+    """No name writes outside the log root or on top of another trial."""
+    for names in ((name, "t"), ("e", name)):
+        with pytest.raises(ConfigError, match="to name a directory below the log root"):
+            resolve(StatsLoggerConfig(*names, "/f"))
+
+
+def test_yaml_is_read_with_dotted_overrides(tmp_path: Path) -> None:
+    """A YAML file with the root key `stats_logger`, interpolations and overrides."""
+    file = tmp_path / "stats_logger.yaml"
+    file.write_text(
+        "name: e\nstats_logger:\n  experiment_name: ${name}\n  trial_name: t\n  fileroot: /f\n  wandb: {mode: offline}\n"
+    )
+    config = load_config(
+        file, ["stats_logger.wandb.project=p", "stats_logger.tensorboard.path=/tb", "name=other"]
+    )
+    assert (
+        StatsLoggerConfig(
+            "other",
+            "t",
+            "/f",
+            wandb=WandBConfig(mode="offline", project="p"),
+            tensorboard=TensorBoardConfig("/tb"),
+        )
+        == config
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        ("a: 1\n", [], r"expected the key stats_logger, got \['a'\]"),
+        ("stats_logger: {wandb: {mod: x}}\n", [], "expected stats_logger.wandb with mode.*got mod"),
+        ("stats_logger: {trial: x}\n", [], "expected stats_logger with experiment_name.*got trial"),
+        (
+            "stats_logger: {}\n",
+            ["wandb.mode=offline"],
+            "expected overrides below a key of the file .*got wandb",
+        ),
+        ("stats_logger: {trial_name: '${nowhere}'}\n", [], "expected a YAML file with the key stats_logger"),
+        ("{", [], "expected a YAML file with the key stats_logger"),
+    ],
+)
+def test_a_wrong_yaml_is_refused(tmp_path: Path, text: str, overrides: list[str], said: str) -> None:
+    """A typing error is never a silent default."""
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_config(file, overrides)
+
+
+def test_a_missing_yaml_is_said(tmp_path: Path) -> None:
+    """A file that is not there is a ConfigError with its path last."""
+    with pytest.raises(ConfigError, match="nowhere.yaml$"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_only_what_is_switched_on_becomes_a_backend() -> None:
+    """Disabled backends are not even looked at (report s12); the others carry their settings."""
+    assert [] == configured(resolve(StatsLoggerConfig("e", "t", "/f")))
+    config = StatsLoggerConfig(
+        "e", "t", "/f", wandb=WandBConfig(mode="offline"), tensorboard=TensorBoardConfig("/tb")
+    )
+    assert ["wandb", "tensorboard"] == [backend.name for backend in configured(resolve(config))]
+
+
+def test_key_and_address_reach_wandbs_own_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key goes into WANDB_API_KEY and the address into WANDB_BASE_URL, not the other way round (report s11)."""
+    import os
+
+    monkeypatch.setenv("WANDB_API_KEY", "before")
+    monkeypatch.setenv("WANDB_BASE_URL", "before")
+    wandb = WandBConfig(mode="offline", wandb_api_key="key", wandb_base_url="http://host")
+    configured(resolve(StatsLoggerConfig("e", "t", "/f", wandb=wandb)))
+    assert ("key", "http://host") == (os.environ["WANDB_API_KEY"], os.environ["WANDB_BASE_URL"])
+
+
+@pytest.mark.parametrize(
+    "part", [{"swanlab": SwanlabConfig(mode="local")}, {"trackio": TrackioConfig(mode="local")}]
+)
+def test_a_backend_to_come_cannot_be_switched_on(part: dict) -> None:
+    """A config that enables what this version does not have is refused loudly."""
+    with pytest.raises(BackendMissingError, match="expected one of memory, tensorboard, wandb, got"):
+        configured(resolve(StatsLoggerConfig("e", "t", "/f", **part)))

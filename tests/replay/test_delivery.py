@@ -1,0 +1,229 @@
+"""One backend on a thread of its own: nothing it does reaches the training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from eventlog.errors import BackendGoneError
+from replay import MemoryBackend
+from replay.delivery import Delivery
+from replay.steps import Row
+from tests.replay.backend_contract import run_info
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class Troubled(MemoryBackend):
+    """A target that raises on chosen calls, and may wait for leave before each."""
+
+    def __init__(self, *, fails: range = range(0), error: Exception | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.fails, self.error, self.calls = fails, error or RuntimeError("no route"), 0
+        self.leave = threading.Event()
+        self.leave.set()
+        self.entered = threading.Event()
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        self.entered.set()
+        self.leave.wait()
+        self.calls += 1
+        if self.calls - 1 in self.fails:
+            raise self.error
+        super().log(step, metrics, time)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once."""
+    monkeypatch.setattr("replay.delivery.PAUSES", (0.0, 0.0))
+
+
+def deliver(backend: MemoryBackend, path: Path, steps: range, **options: Any) -> Delivery:
+    """Tell steps to a backend and let it finish."""
+    delivery = Delivery(backend, run_info(path), path / "cursors", **options)
+    for step in steps:
+        delivery.tell(Row(step, {"v": float(step)}, 1000.0 + step, {0: 1000.0 + step}))
+    delivery.finish()
+    assert delivery.join(60)
+    return delivery
+
+
+def steps_of(backend: MemoryBackend) -> list[int]:
+    return [step for step, _, _ in backend.rows]
+
+
+def test_rows_arrive_in_order_and_the_backend_is_closed(tmp_path: Path) -> None:
+    """Every step is one call, and closing waits for all of them."""
+    backend = MemoryBackend(strict=True)
+    status = deliver(backend, tmp_path, range(50)).status()
+    assert list(range(50)) == steps_of(backend)
+    assert backend.closed
+    assert (50, 0, 0, None) == (status.sent, status.withheld, status.dropped, status.error)
+
+
+def test_a_call_that_fails_once_is_made_again(tmp_path: Path) -> None:
+    """A passing failure loses nothing and leaves no gap; it is counted."""
+    backend = Troubled(fails=range(2, 4))
+    status = deliver(backend, tmp_path, range(6)).status()
+    assert list(range(6)) == steps_of(backend)
+    assert (6, 2, False) == (status.sent, status.failures, status.off)
+
+
+def test_a_call_that_got_through_though_it_raised_is_not_repeated(tmp_path: Path) -> None:
+    """Where the target can say what it holds, it is asked before a second try."""
+
+    class Late(Troubled):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            MemoryBackend.log(self, step, metrics, time)
+            if step == 2:
+                raise TimeoutError("no answer")
+
+    backend = Late(strict=True)
+    assert 5 == deliver(backend, tmp_path, range(5)).status().sent
+    assert list(range(5)) == steps_of(backend)
+
+
+def test_a_backend_that_keeps_failing_is_switched_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After repeated failures nothing more is tried: one gap at the end, said once, counted (report b9)."""
+    backend = Troubled(fails=range(3, 10**6))
+    with caplog.at_level(logging.WARNING):
+        status = deliver(backend, tmp_path, range(10)).status()
+    assert [0, 1, 2] == steps_of(backend)
+    assert (3, 7, 3, True, "RuntimeError: no route") == (
+        status.sent,
+        status.dropped,
+        status.failures,
+        status.off,
+        status.error,
+    )
+    assert 1 == caplog.text.count("step 3 failed (RuntimeError: no route); switched off")
+
+
+def test_a_target_that_is_gone_is_not_tried_again(tmp_path: Path) -> None:
+    """A permanent refusal switches off at the first call (report b4)."""
+    backend = Troubled(fails=range(1, 10**6), error=BackendGoneError("run deleted"))
+    status = deliver(backend, tmp_path, range(5)).status()
+    assert (1, 4, 1, True) == (status.sent, status.dropped, status.failures, status.off)
+
+
+def test_a_slow_backend_holds_nobody_up(tmp_path: Path) -> None:
+    """A backend that does not come back: telling returns, what the queue cannot hold is counted (report d4)."""
+    backend = Troubled()
+    backend.leave.clear()
+    delivery = Delivery(backend, run_info(tmp_path), tmp_path / "cursors", queue_rows=10)
+    for step in range(100):
+        assert delivery.tell(Row(step, {"v": 1.0}, 1000.0))
+        if step == 1:
+            assert backend.entered.wait(60)
+    assert (10, 88) == (
+        delivery.status().waiting,
+        delivery.status().dropped,
+    )  # one at the backend, one still open
+    backend.leave.set()
+    delivery.finish()
+    assert delivery.join(60)
+    assert list(range(11)) == steps_of(backend)
+
+
+def test_closing_never_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A backend that never returns is left behind after the given time, with a warning (report b15)."""
+    backend = Troubled()
+    backend.leave.clear()
+    delivery = Delivery(backend, run_info(tmp_path), tmp_path / "cursors")
+    for step in range(3):
+        delivery.tell(Row(step, {"v": 1.0}, 1000.0))
+    assert backend.entered.wait(60)
+    delivery.finish()
+    with caplog.at_level(logging.WARNING):
+        assert not delivery.join(0.05)
+    assert "did not finish in time, 2 steps are left to replay" in caplog.text
+    backend.leave.set()
+    assert delivery.join(60)
+
+
+def test_a_backend_that_fails_to_close_is_said(tmp_path: Path) -> None:
+    """An error while closing is kept in the status and goes no further."""
+
+    class Stuck(MemoryBackend):
+        def close(self) -> None:
+            raise OSError("gone")
+
+    assert "OSError: gone" == deliver(Stuck(), tmp_path, range(1)).status().error
+
+
+def test_a_backend_that_does_not_open_is_loud(tmp_path: Path) -> None:
+    """What was configured must work: an error while opening reaches the caller."""
+
+    class Broken(MemoryBackend):
+        def open(self, run: object) -> None:
+            raise PermissionError("no key")
+
+    with pytest.raises(PermissionError, match="no key"):
+        Delivery(Broken(), run_info(tmp_path), tmp_path / "cursors")
+
+
+def test_a_step_reaches_the_backend_without_a_later_one(tmp_path: Path) -> None:
+    """An open step closes by itself after a while, so the newest point does not wait for the next."""
+    backend = Troubled()
+    delivery = Delivery(backend, run_info(tmp_path), tmp_path / "cursors", wait=0.01)
+    delivery.tell(Row(0, {"v": 1.0}, 1000.0))
+    assert backend.entered.wait(60)
+    delivery.finish()
+    assert delivery.join(60)
+    assert [0] == steps_of(backend)
+
+
+def test_a_resumed_run_says_how_much_is_held_back(tmp_path: Path) -> None:
+    """A target that ignores steps up to 30, resumed at 10: 20 rows withheld, never simply fine (report a5)."""
+    backend = MemoryBackend(strict=True)
+    deliver(backend, tmp_path, range(30))
+    status = deliver(backend, tmp_path, range(10, 35)).status()
+    assert (5, 20) == (status.sent, status.withheld)
+    assert list(range(35)) == steps_of(backend)
+
+
+def test_a_target_that_refuses_a_step_itself_is_counted(tmp_path: Path) -> None:
+    """A refusal as too late by the target is withheld, not a failure, and what follows goes on."""
+
+    class Strict(MemoryBackend):
+        def last_step(self) -> int | None:
+            return None
+
+    class Refusing(Strict):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            if step == 1:
+                from eventlog.errors import RewindError
+
+                raise RewindError("too late")
+            super().log(step, metrics, time)
+
+    status = deliver(Refusing(), tmp_path, range(4)).status()
+    assert (3, 1, 0, False) == (status.sent, status.withheld, status.failures, status.off)
+
+
+def test_a_cursor_that_cannot_be_written_stops_nothing_live(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Live, an unwritable cursor is said once; the rows still arrive."""
+
+    class Lasting(MemoryBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            from replay import Capabilities
+
+            self.capabilities = Capabilities()
+
+    (tmp_path / "cursors").write_text("in the way")
+    backend = Lasting()
+    with caplog.at_level(logging.WARNING):
+        deliver(backend, tmp_path, range(5))
+    assert list(range(5)) == steps_of(backend)
+    assert 1 == caplog.text.count("expected to write the cursor of memory")

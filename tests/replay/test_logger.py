@@ -1,0 +1,448 @@
+"""The committing end of a run: log first, then everybody else."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import eventlog
+from aggregator import open_run
+from eventlog.errors import (
+    BackendMissingError,
+    ConfigError,
+    RecordingError,
+    RecordingTypeError,
+    RewindError,
+    StepError,
+)
+from replay import (
+    MemoryBackend,
+    StatsLogger,
+    StatsLoggerConfig,
+    SwanlabConfig,
+    TensorBoardConfig,
+    WandBConfig,
+)
+from replay.config import log_root
+from tests.replay.committed import SPEC, logger
+from tests.replay.readers import tensorboard_rows, tensorboard_texts, wandb_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_of(path: Path, trial: str = "t0") -> Path:
+    """Return where the log of a trial lies."""
+    return log_root(StatsLoggerConfig("exp", trial, str(path)))
+
+
+def metrics(run: Path, **options: Any) -> list[tuple[int, str, float]]:
+    """Return (step, key, value) as the log has them."""
+    with open_run(run, **options) as session:
+        rows = session.metrics().to_pylist()
+    return [
+        (row["step"], row["key"], row["value"] if row["value_int"] is None else row["value_int"])
+        for row in rows
+    ]
+
+
+def attempts(run: Path) -> list[Any]:
+    return eventlog.RunDir.open(run).attempts()
+
+
+def test_a_commit_is_in_the_log_and_at_every_backend(tmp_path: Path) -> None:
+    """One step, everywhere the same: the log, TensorBoard, offline wandb, one's own object; steps start at 0 (s11)."""
+    mine = MemoryBackend()
+    parts = {"tensorboard": TensorBoardConfig(str(tmp_path / "tb")), "wandb": WandBConfig(mode="offline")}
+    with logger(tmp_path, backends=[mine], **parts) as log:
+        assert log.leader
+        for step in range(3):
+            assert True is log.commit(0, step, step, {"loss": {"total": step / 2}, "n": step})
+    expected = [(step, {"loss/total": step / 2, "n": step}) for step in range(3)]
+    run = run_of(tmp_path)
+    assert [(s, k, v) for s, row in expected for k, v in row.items()] == metrics(run)
+    told = mine.rows, tensorboard_rows(tmp_path / "tb"), wandb_rows(run / "live")
+    for rows in told:
+        assert expected == [(step, row) for step, row, _ in rows]
+    with open_run(run) as session:
+        times = [time.timestamp() for time in session.metrics(["n"])["time"].to_pylist()]
+    for rows in told:
+        assert times == pytest.approx([time for _, _, time in rows], abs=0.1)
+
+
+def test_what_a_commit_says_on_the_console(tmp_path: Path, capsys, caplog) -> None:
+    """Counted from one, then the table, without the tracker's counts; in Python's logging where that is set up."""
+    with logger(tmp_path) as log:
+        log.commit(0, 4, 14, {"[a]": 1.0, "[a]__count": 3, "b__count": 2})
+        said = capsys.readouterr().out
+        assert "Epoch 1/2 Step 5/10 Train step 15/20 done\n" in said
+        assert "│ [a] │ 1.0000e+00 │ b__count │ 2 │" in said
+        assert "[a]__count" not in said
+        with caplog.at_level(logging.INFO):
+            log.commit(1, 0, 15, [{"x": 1.0}, {"y": 2.0}])
+    assert "" == capsys.readouterr().out
+    assert "Epoch 2/2 Step 1/10 Train step 16/20 done" in caplog.text
+    assert caplog.text.index("Stats (1/2)") < caplog.text.index("│ x │") < caplog.text.index("Stats (2/2)")
+
+
+@pytest.mark.parametrize(
+    "step", [3.0, np.int64(3), np.float32(3), torch.tensor(3), torch.tensor([3], dtype=torch.int32)]
+)
+def test_steps_of_every_kind_are_taken(tmp_path: Path, step: Any) -> None:
+    """Integral floats, numpy integers and tensors with one element are steps (reports a8, e12)."""
+    with logger(tmp_path) as log:
+        log.commit(0, 0, step, {"a": 1.0})
+    assert [(3, "a", 1.0)] == metrics(run_of(tmp_path))
+
+
+def test_steps_beyond_32_bits_survive(tmp_path: Path) -> None:
+    """2**31 + 5 goes through the log and a backend unchanged (report a8)."""
+    mine = MemoryBackend(strict=True)
+    with logger(tmp_path, backends=[mine]) as log:
+        log.commit(0, 0, 2**31 + 5, {"a": 1.0})
+    assert [(2**31 + 5, "a", 1.0)] == metrics(run_of(tmp_path))
+    assert 2**31 + 5 == mine.rows[0][0]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (
+            np.int32(-1627389952),
+            "expected a step of 0 or more, got -1627389952; .*32-bit counter that wrapped",
+        ),
+        (3.5, "expected an integral step, got 3.5; .*as a metric of their own"),
+        ("3", "expected a step"),
+        (2**63, "fits int64"),
+    ],
+)
+def test_what_is_no_step_is_refused_and_nothing_is_committed(tmp_path: Path, step: Any, said: str) -> None:
+    """A wrapped counter, a fraction, a text: one line that says so, and no trace in the log (reports a8, e12)."""
+    with logger(tmp_path) as log:
+        with pytest.raises(StepError, match=said):
+            log.commit(0, 0, step, {"a": 1.0})
+        log.commit(0, 0, 1, {"a": 2.0})
+    assert [(1, "a", 2.0)] == metrics(run_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ({"a/b": 1, "a": {"b": 2}}, RecordingError),
+        ({"a": "x"}, RecordingTypeError),
+        ([{"a": 1.0}, {"b": None}], TypeError),
+    ],
+)
+def test_refused_data_commits_nothing(tmp_path: Path, data: Any, error: type[Exception]) -> None:
+    """Data that cannot be committed raises before anything of it is written (report e8)."""
+    mine = MemoryBackend()
+    with logger(tmp_path, backends=[mine]) as log:
+        with pytest.raises(error):
+            log.commit(0, 0, 0, data)
+        log.commit(0, 0, 0, {"fine": 1.0})
+    assert [(0, "fine", 1.0)] == metrics(run_of(tmp_path))
+    assert [{"fine": 1.0}] == [row for _, row, _ in mine.rows]
+
+
+def test_a_list_is_one_step(tmp_path: Path) -> None:
+    """A list of dicts is one step with sub-indexes in the log and one row at a backend (report s8)."""
+    mine = MemoryBackend()
+    with logger(tmp_path, backends=[mine]) as log:
+        log.commit(0, 0, 5, [{"a": 1.0, "b": 1.0}, {"a": 2.0}])
+        log.commit(0, 1, 6, {"a": 3.0})
+    with open_run(run_of(tmp_path)) as session:
+        rows = session.metrics(["a"]).to_pylist()
+    assert [(5, 0, 1.0), (5, 1, 2.0), (6, 0, 3.0)] == [
+        (row["step"], row["sub_index"], row["value"]) for row in rows
+    ]
+    assert [(5, {"a": 2.0, "b": 1.0}), (6, {"a": 3.0})] == [(step, row) for step, row, _ in mine.rows]
+
+
+def test_counts_are_in_the_log_but_not_at_backends(tmp_path: Path) -> None:
+    """The tracker's own counts stay in the log; backends do not see them, a user's own count they do (report s9)."""
+    mine = MemoryBackend()
+    with logger(tmp_path, backends=[mine]) as log:
+        log.commit(0, 0, 0, {"reward": 1.0, "reward__count": 4, "tokens__count": 9})
+    assert ["reward", "reward__count", "tokens__count"] == [key for _, key, _ in metrics(run_of(tmp_path))]
+    assert [{"reward": 1.0, "tokens__count": 9}] == [row for _, row, _ in mine.rows]
+
+
+def test_what_a_strict_backend_would_refuse_is_counted(tmp_path: Path, caplog) -> None:
+    """Steps 0, 1, 2, 1 000 000, 3, 4: the log has six, the strict backend four, two are withheld, said once (a2)."""
+    mine = MemoryBackend(strict=True)
+    with logger(tmp_path, backends=[mine]) as log:
+        for step in (0, 1, 2, 1_000_000, 3, 4):
+            log.commit(0, 0, step, {"v": step})
+    (status,) = log.status()
+    assert (4, 2) == (status.sent, status.withheld)
+    assert [0, 1, 2, 3, 4, 1_000_000] == [step for step, _, _ in metrics(run_of(tmp_path))]
+    assert 1 == caplog.text.count("step 3 is below what was told")
+
+
+def test_several_commits_of_a_step_are_one_call(tmp_path: Path) -> None:
+    """commit(0, a), commit(0, b), commit(1, a): the backend sees exactly two calls (report a9)."""
+    mine = MemoryBackend(strict=True)
+    with logger(tmp_path, backends=[mine]) as log:
+        for step, data in ((0, {"a": 1}), (0, {"b": 2}), (1, {"a": 3})):
+            log.commit(0, 0, step, data)
+    assert [(0, {"a": 1, "b": 2}), (1, {"a": 3})] == [(step, row) for step, row, _ in mine.rows]
+
+
+def test_a_rewind_can_be_an_error(tmp_path: Path) -> None:
+    """commit(4), commit(3) with on_rewind error raises at the call; the log has both, as with warn (report a3)."""
+    with logger(tmp_path, backends=[MemoryBackend(strict=True)], on_rewind="error") as log:
+        log.commit(0, 4, 4, {"v": 4})
+        with pytest.raises(
+            RewindError, match="expected a step that memory can still take, got 3; the log has it"
+        ):
+            log.commit(0, 3, 3, {"v": 3})
+    assert [3, 4] == [step for step, _, _ in metrics(run_of(tmp_path))]
+
+
+def test_a_failing_backend_never_reaches_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend raising from its third call on: ten commits succeed, the log and the other backend have ten (b9)."""
+    monkeypatch.setattr("replay.delivery.PAUSES", (0.0, 0.0))
+
+    class Failing(MemoryBackend):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            if step >= 2:
+                raise ConnectionError("no route")
+            super().log(step, metrics, time)
+
+    failing, fine = Failing(), MemoryBackend()
+    with logger(tmp_path, backends=[failing, fine]) as log:
+        for step in range(10):
+            assert log.commit(0, step, step, {"v": step})
+    assert 10 == len(metrics(run_of(tmp_path))) == len(fine.rows)
+    status = log.status()[0]
+    assert (2, 8, True, "ConnectionError: no route") == (
+        status.sent,
+        status.dropped,
+        status.off,
+        status.error,
+    )
+
+
+def test_a_crashed_and_resumed_run(tmp_path: Path) -> None:
+    """Attempt 0 commits 0..15 and dies, attempt 1 restored at 9 commits 10..20: 21 steps, 10..15 the later's (a1)."""
+    tb = {"tensorboard": TensorBoardConfig(str(tmp_path / "tb"))}
+    with pytest.raises(ZeroDivisionError), logger(tmp_path, **tb) as log:
+        for step in range(16):
+            log.commit(0, step, step, {"v": step})
+            saved = log.state_dict() if step == 9 else {}
+            if step == 9:
+                kept = saved
+        raise ZeroDivisionError("the cluster")
+    with logger(tmp_path, **tb) as log:
+        log.load_state_dict(kept)
+        for step in range(10, 21):
+            log.commit(0, step, step, {"v": 100 + step})
+    run = run_of(tmp_path)
+    found = {step: value for step, _, value in metrics(run)}
+    assert list(range(21)) == sorted(found)
+    assert (9, 110, 115, 120) == (found[9], found[10], found[15], found[20])
+    assert 27 == len(metrics(run, attempts="all"))
+    first, second = attempts(run)
+    assert "exception: ZeroDivisionError: the cluster" == first.outcome
+    assert "finished" == second.outcome
+    live = tensorboard_rows(tmp_path / "tb")
+    assert [(step, {"v": float(value)}) for step, value in sorted(found.items())] == [
+        (s, row) for s, row, _ in live
+    ]
+
+
+def test_state_is_the_last_committed_step(tmp_path: Path) -> None:
+    """`state_dict` holds last_commit_step, -1 at first; a late commit of an old step does not lower it."""
+    with logger(tmp_path) as log:
+        assert {"last_commit_step": -1} == log.state_dict()
+        log.load_state_dict({"last_commit_step": -1})
+        log.commit(0, 0, 7, {"a": 1.0})
+        log.commit(0, 0, 2, {"late": 1.0})
+        assert {"last_commit_step": 7} == log.state_dict()
+
+
+def test_the_restored_step_is_in_every_commit_that_follows(tmp_path: Path) -> None:
+    """What the logger was restored with is written down with its commits: it bounds what the attempt owns."""
+    with logger(tmp_path) as log:
+        log.load_state_dict({"last_commit_step": 41})
+        log.commit(0, 0, 43, {"a": 1.0})
+    commits = [b for _, _, b in eventlog.RunReader(run_of(tmp_path)).commits()]
+    assert [41, 41] == [value for batch in commits for value in batch["restored_step"].to_pylist()]
+
+
+def test_the_attempt_says_what_ran_without_secrets(tmp_path: Path) -> None:
+    """The whole experiment's config, redacted, and the code's version are in the attempt and at the backends."""
+    wandb = WandBConfig(mode="offline", wandb_api_key="0123456789")
+    own = StatsLoggerConfig(
+        "exp", "t0", str(tmp_path), wandb=wandb, tensorboard=TensorBoardConfig(str(tmp_path / "tb"))
+    )
+    experiment = SimpleNamespace(stats_logger=own, actor={"lr": 0.5, "hf_token": "hf_secret"})
+    mine = MemoryBackend()
+    with StatsLogger(experiment, SPEC, backends=[mine]) as log:
+        log.commit(0, 0, 0, {"a": 1.0})
+    (attempt,) = attempts(run_of(tmp_path))
+    assert {"lr": 0.5, "hf_token": "<redacted>"} == attempt.config["actor"]
+    assert "<redacted>" == attempt.config["stats_logger"]["wandb"]["wandb_api_key"]
+    assert {"commit_id", "branch", "is_dirty", "version"} == set(attempt.version_info)
+    assert mine.run is not None
+    assert (attempt.config, attempt.version_info, "exp", "t0", 0) == (
+        mine.run.config,
+        mine.run.version_info,
+        mine.run.experiment,
+        mine.run.trial,
+        mine.run.attempt,
+    )
+    everything = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"hf_secret" not in everything
+    assert b"0123456789" not in everything
+    assert "redacted" in tensorboard_texts(tmp_path / "tb")["config/text_summary"]
+
+
+def test_the_started_log_is_used(tmp_path: Path) -> None:
+    """A log that was started before is the logger's; closing the logger does not stop it."""
+    started = eventlog.start(tmp_path / "mine")
+    with logger(tmp_path / "elsewhere") as log:
+        log.commit(0, 0, 0, {"a": 1.0})
+    assert started is eventlog.current()
+    assert [(0, "a", 1.0)] == metrics(tmp_path / "mine")
+    assert not (tmp_path / "elsewhere").exists()
+    assert ["finished"] == [attempt.outcome for attempt in attempts(tmp_path / "mine")]
+
+
+def test_a_log_started_here_is_stopped_here(tmp_path: Path) -> None:
+    """Without a started log the logger starts one under the log root, and ends it; closing twice is fine."""
+    log = logger(tmp_path)
+    assert run_of(tmp_path) == eventlog.current().run.path  # pyright: ignore[reportOptionalMemberAccess]
+    log.close()
+    log.close()
+    assert None is eventlog.current()
+
+
+def test_a_log_root_with_other_peoples_files_is_joined(tmp_path: Path) -> None:
+    """AReaL's launcher has written into the log root before: that is no reason not to log."""
+    run_of(tmp_path).mkdir(parents=True)
+    (run_of(tmp_path) / "trainer.log").write_text("hello\n")
+    with logger(tmp_path) as log:
+        log.commit(0, 0, 0, {"a": 1.0})
+    assert [(0, "a", 1.0)] == metrics(run_of(tmp_path))
+
+
+def test_a_second_trial_needs_a_run_of_its_own(tmp_path: Path) -> None:
+    """A logger for another trial in one process is an error unless it is told its run; both then are whole."""
+    with logger(tmp_path) as first:
+        with pytest.raises(ConfigError, match=r"expected trial exp/t0, .*got exp/other: pass run="):
+            logger(tmp_path, trial="other")
+        with logger(tmp_path, trial="other", run=tmp_path / "second") as second:
+            first.commit(0, 0, 0, {"a": 1.0})
+            second.commit(0, 0, 0, {"b": 2.0})
+        first.commit(0, 1, 1, {"a": 3.0})
+    assert [(0, "a", 1.0), (1, "a", 3.0)] == metrics(run_of(tmp_path))
+    assert [(0, "b", 2.0)] == metrics(tmp_path / "second")
+    with logger(tmp_path, trial="other") as third:
+        third.commit(0, 0, 0, {"c": 1.0})
+    assert [(0, "c", 1.0)] == metrics(run_of(tmp_path, "other"))
+
+
+def test_a_configured_backend_that_cannot_work_is_loud_and_claims_nothing(tmp_path: Path) -> None:
+    """What was configured must work: an error at once, before the log is touched (report s12)."""
+    with pytest.raises(BackendMissingError, match="got 'swanlab'"):
+        logger(tmp_path, swanlab=SwanlabConfig(mode="local"))
+    with pytest.raises(ConfigError, match="got 'online'"):
+        logger(tmp_path, wandb=WandBConfig(mode="online"))
+    assert [] == list(tmp_path.iterdir())
+    assert None is eventlog.current()
+
+
+def test_a_backend_that_does_not_open_ends_the_attempt(tmp_path: Path) -> None:
+    """When opening fails the error reaches the caller, the others are closed and the attempt says why."""
+
+    class Broken(MemoryBackend):
+        def open(self, run: object) -> None:
+            raise PermissionError("no key")
+
+    fine = MemoryBackend()
+    with pytest.raises(PermissionError, match="no key"):
+        logger(tmp_path, backends=[fine, Broken()])
+    assert fine.closed
+    assert ["exception: PermissionError: no key"] == [a.outcome for a in attempts(run_of(tmp_path))]
+    assert None is eventlog.current()
+
+
+def test_an_older_leader_stops_sending_and_goes_on_logging(tmp_path: Path, caplog) -> None:
+    """A newer claim of the run exists: from then on only the log hears of it, said once (split brain)."""
+    mine = MemoryBackend()
+    with logger(tmp_path, backends=[mine]) as log:
+        log.commit(0, 0, 0, {"a": 0})
+        log.commit(0, 1, 1, {"a": 1})
+        eventlog.RunDir.open(run_of(tmp_path)).claim_attempt({"session": "f" * 32})
+        log.commit(0, 2, 2, {"a": 2})
+        log.commit(0, 3, 3, {"a": 3})
+    assert set(step for step, _, _ in mine.rows) <= {0, 1}
+    assert 2 == log.status()[0].withheld
+    assert 1 == caplog.text.count("a newer attempt of the run exists, nothing is sent from step 2 on")
+    assert {0, 1, 2, 3} == {step for step, _, _ in metrics(run_of(tmp_path), attempts="all")}
+
+
+OTHER_RANK = """
+import sys
+from tests.replay.committed import logger
+from pathlib import Path
+from replay import MemoryBackend
+mine = MemoryBackend()
+with logger(Path(sys.argv[1]), backends=[mine]) as log:
+    assert not log.leader
+    log.commit(0, 0, 0, {"a": 1.0, "not": "looked at"})
+    assert log.status() == []
+assert mine.run is None
+"""
+
+
+def test_other_ranks_note_their_commits_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 writes its own commit row, claims no attempt, talks to no backend and prints nothing."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", OTHER_RANK, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+    run = run_of(tmp_path)
+    (batch,) = [batch for _, _, batch in eventlog.RunReader(run).commits()]
+    assert [(0, None, False)] == [
+        (row["global_step"], row["key"], row["leader"]) for row in batch.to_pylist()
+    ]
+    assert [] == attempts(run)
+
+
+FORGOTTEN = """
+import sys
+from pathlib import Path
+from replay import TensorBoardConfig
+from tests.replay.committed import logger
+log = logger(Path(sys.argv[1]), tensorboard=TensorBoardConfig(sys.argv[1] + "/tb"))
+log.commit(0, 0, 0, {"a": 1.0})
+log.commit(0, 1, 1, {"a": 2.0})
+"""
+
+
+def test_a_logger_that_was_never_closed_still_tells(tmp_path: Path) -> None:
+    """A script that ends without closing loses no step, at the backends neither."""
+    subprocess.run([sys.executable, "-W", "error", "-c", FORGOTTEN, str(tmp_path)], cwd=ROOT, check=True)
+    assert [(0, {"a": 1.0}), (1, {"a": 2.0})] == [
+        (step, row) for step, row, _ in tensorboard_rows(tmp_path / "tb")
+    ]
+    assert ["finished"] == [attempt.outcome for attempt in attempts(run_of(tmp_path))]

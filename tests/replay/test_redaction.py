@@ -1,0 +1,117 @@
+"""Secrets leave a config; everything else stays."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from replay import redact_sensitive_config
+from replay.redaction import REDACTED, is_secret_name
+
+
+class Mode(Enum):
+    OFFLINE = "offline"
+
+
+@dataclass
+class Inner:
+    api_key: str = "0123456789abcdef0123456789abcdef01234567"
+    project: str = "p"
+    mode: Mode = Mode.OFFLINE
+
+
+@dataclass
+class Outer:
+    wandb: Inner = field(default_factory=Inner)
+    max_new_tokens: int = 1024
+    eos_token: str = "</s>"
+    paths: tuple[Path, ...] = (Path("/data"),)
+    servers: list[dict[str, object]] = field(default_factory=lambda: [{"password": "hunter2", "port": 80}])
+
+
+def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
+    """Whatever the nesting, what stands under a secret's name is replaced and the rest is plain data."""
+    config = Outer()
+    before = copy.deepcopy(config)
+    assert {
+        "wandb": {"api_key": REDACTED, "project": "p", "mode": "offline"},
+        "max_new_tokens": 1024,
+        "eos_token": "</s>",
+        "paths": ["/data"],
+        "servers": [{"password": REDACTED, "port": 80}],
+    } == redact_sensitive_config(config)
+    assert before == config
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret", "password",
+     "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken", "Authorization", "passwd"],
+)  # fmt: skip
+def test_names_of_secrets_are_known(name: str) -> None:
+    """Names that mean a secret are recognised in every spelling."""
+    assert is_secret_name(name)
+    assert REDACTED == redact_sensitive_config({name: "value"})[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n_tokens", "max_new_tokens", "tokenizer_path", "pad_token_id", "eos_token", "pad_token", "key", "keys",
+     "monkey", "primary_key", "passes", "secretary", "author", "token_budget", "api_key_file_count"],
+)  # fmt: skip
+def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
+    """A language model's config is full of tokens and keys that are no secrets."""
+    assert not is_secret_name(name)
+    assert "value" == redact_sensitive_config({name: "value"})[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sk-abcdefghijklmnopqrstuvwx", REDACTED),
+        ("use hf_ABCDEFGHIJKLMNOPQRSTUV now", f"use {REDACTED} now"),
+        ("ghp_0123456789abcdefghijABCDEFGHIJ012345", REDACTED),
+        ("AKIAABCDEFGHIJKLMNOP", REDACTED),
+        ("Bearer abc.def", f"Bearer {REDACTED}"),
+        ("https://user:pw@host/x", f"https://{REDACTED}@host/x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----", REDACTED),
+        ("WANDB_API_KEY=0123 python train.py", f"WANDB_API_KEY={REDACTED} python train.py"),
+        ("--hf-token=abc --lr=1e-3", f"--hf-token={REDACTED} --lr=1e-3"),
+        ("d7c0e1a9b8f7e6d5c4b3a2918070605040302010", "d7c0e1a9b8f7e6d5c4b3a2918070605040302010"),
+        ("lr=1e-3, tokens=4096", "lr=1e-3, tokens=4096"),
+    ],
+)
+def test_text_that_looks_like_a_secret_is_replaced(text: str, expected: str) -> None:
+    """Known kinds of keys go wherever they stand, also within a text; a commit id is none."""
+    assert [expected] == redact_sensitive_config([text])
+
+
+def test_an_option_before_its_value_is_known() -> None:
+    """A command line as a list gives its secret away in the next element."""
+    assert ["run", "--api-key", REDACTED, "--lr", "1"] == redact_sensitive_config(
+        ["run", "--api-key", "abc", "--lr", "1"]
+    )
+
+
+def test_switches_and_sizes_under_a_secrets_name_stay() -> None:
+    """A number of tokens or a switch is no secret, a password of digits is; empty values show as empty."""
+    config = {"token": 4096, "use_token": True, "password": 1234, "api_key": "", "secret": None}
+    assert {"token": 4096, "use_token": True, "password": REDACTED, "api_key": "", "secret": None} == (
+        redact_sensitive_config(config)
+    )
+
+
+def test_whatever_it_gets_json_can_hold_the_result() -> None:
+    """Objects with attributes, sets, classes and cycles come back as something that JSON can hold."""
+    loop: dict[str, object] = {"a": 1}
+    loop["self"] = loop
+    config = {"space": SimpleNamespace(token="x", n=1), "set": {1}, "class": Inner, "loop": loop, 3: b"raw"}
+    said = redact_sensitive_config(config)
+    assert '"set": [1]' in json.dumps(said)
+    assert {"token": REDACTED, "n": 1} == said["space"]

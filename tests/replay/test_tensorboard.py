@@ -1,0 +1,228 @@
+"""What is particular to TensorBoard's event files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlog.errors import BackendError
+from replay import open_backend
+from replay.backends.base import Rewriter, Selection
+from replay.backends.directory import MARKER
+from replay.steps import Row
+from tests.replay.backend_contract import rows, run_info, snapshot
+from tests.replay.readers import tensorboard_events, tensorboard_rows, tensorboard_scalars, tensorboard_texts
+
+ROOT = Path(__file__).parents[2]
+
+
+def live(path: Path, told: list[Row], **info: Any) -> None:
+    """Tell rows live, in one lifetime."""
+    backend = open_backend("tensorboard", path=path / "tb")
+    backend.open(run_info(path, **info))
+    for row in told:
+        backend.log(row.step, row.metrics, row.time)
+    backend.close()
+
+
+def replayed(path: Path, told: list[Row], **info: Any) -> None:
+    """Rewrite the directory."""
+    backend = open_backend("tensorboard", path=path / "tb")
+    assert isinstance(backend, Rewriter)
+    backend.rewrite(run_info(path, **info), told, Selection())
+
+
+def event_files(path: Path) -> list[Path]:
+    return sorted((path / "tb").glob("*tfevents*"))
+
+
+def test_a_resumed_file_starts_where_readers_must_forget(tmp_path: Path) -> None:
+    """Steps 0..150, resumed at 100: the new file starts with a session start at 100, each step is read once (a6)."""
+    live(tmp_path, rows(range(151)))
+    live(tmp_path, rows(range(100, 161), again=1.0), attempt=1)
+    first, second = event_files(tmp_path)
+    starts = [
+        [event.step for event in tensorboard_events(file) if event.HasField("session_log")]
+        for file in (first, second)
+    ]
+    assert [[], [100]] == starts
+    points = tensorboard_scalars(tmp_path / "tb")
+    assert list(range(161)) == [step for step, _, _ in points["n"]]
+    assert list(range(100, 161)) == [step for step, _, _ in points["again"]]
+
+
+def test_one_event_a_step(tmp_path: Path) -> None:
+    """All series of a step are one event, live and replayed (report d6)."""
+    told = [Row(step, {f"k{i}": 1.0 for i in range(50)}, 1000.0) for step in range(3)]
+    live(tmp_path / "live", told)
+    replayed(tmp_path / "replay", told)
+    for path in (tmp_path / "live", tmp_path / "replay"):
+        events = [event for file in event_files(path) for event in tensorboard_events(file)]
+        sizes = [
+            len(event.summary.value)
+            for event in events
+            if event.summary.value and event.summary.value[0].tag == "k0"
+        ]
+        assert [50, 50, 50] == sizes
+
+
+def test_config_and_version_are_shown(tmp_path: Path) -> None:
+    """The config and the version of the code are texts, and the config is a set of hyperparameters."""
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    live(tmp_path / "live", rows(range(1)))
+    replayed(tmp_path / "replay", rows(range(1)))
+    for path in (tmp_path / "live", tmp_path / "replay"):
+        texts = tensorboard_texts(path / "tb")
+        assert run_info(path).config == json.loads(texts["config/text_summary"])
+        assert run_info(path).version_info == json.loads(texts["version_info/text_summary"])
+        values = [
+            value for file in event_files(path) for e in tensorboard_events(file) for value in e.summary.value
+        ]
+        (shown,) = [value for value in values if value.tag == "_hparams_/session_start_info"]
+        data = plugin_data_pb2.HParamsPluginData.FromString(shown.metadata.plugin_data.content)
+        assert {"lr", "model.layers", "model.names"} == set(data.session_start_info.hparams)
+
+
+def test_a_live_point_is_in_the_file_at_once(tmp_path: Path) -> None:
+    """When the call returns the event can be read, without flushing or closing."""
+    backend = open_backend("tensorboard", path=tmp_path / "tb")
+    backend.open(run_info(tmp_path))
+    backend.log(0, {"a": 1.0}, 1000.0)
+    assert [(0, {"a": 1.0}, 1000.0)] == tensorboard_rows(tmp_path / "tb")
+    backend.close()
+
+
+def test_another_runs_points_are_never_hidden(tmp_path: Path) -> None:
+    """A directory with event files of another run or writer: live logging takes a sub-directory (report a7)."""
+    live(tmp_path, rows(range(5)))
+    live(tmp_path, rows(range(2, 4)), id="f" * 32, trial="other")
+    live(tmp_path, rows(range(4, 6)), id="f" * 32, trial="other", attempt=1)
+    assert [0, 1, 2, 3, 4] == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
+    assert [2, 3, 4, 5] == [step for step, _, _ in tensorboard_rows(tmp_path / "tb" / "exp_other_ffffffff")]
+    (tmp_path / "b" / "tb").mkdir(parents=True)
+    (tmp_path / "b" / "tb" / "events.out.tfevents.1700000000.host").write_bytes(b"")
+    live(tmp_path / "b", rows(range(2)))
+    assert [0, 1] == [step for step, _, _ in tensorboard_rows(tmp_path / "b" / "tb" / "exp_trial_01234567")]
+
+
+def test_replay_and_live_logging_need_directories_of_their_own(tmp_path: Path) -> None:
+    """Replaying into a live directory, or one with foreign event files, is refused; nothing there changes."""
+    live(tmp_path, rows(range(5)))
+    before = snapshot(tmp_path)
+    with pytest.raises(BackendError, match="expected a directory written by replay, got one written by live"):
+        replayed(tmp_path, rows(range(5)))
+    assert before == snapshot(tmp_path)
+    (tmp_path / "b" / "tb").mkdir(parents=True)
+    (tmp_path / "b" / "tb" / "events.out.tfevents.1700000000.host").write_bytes(b"")
+    with pytest.raises(BackendError, match="expected a directory without other event files"):
+        replayed(tmp_path / "b", rows(range(5)))
+
+
+def test_only_segments_that_change_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that went on rewrites its last segment and adds new ones; the others are not touched."""
+    monkeypatch.setattr("replay.backends.tensorboard.STEPS_PER_SEGMENT", 10)
+    replayed(tmp_path, rows(range(25)))
+    before = snapshot(tmp_path / "tb")
+    replayed(tmp_path, rows(range(42)))
+    after = snapshot(tmp_path / "tb")
+    changed = {name for name in after if before.get(name) != after[name]}
+    segments = {f"events.out.tfevents.{number:010d}.areal" for number in (3, 4, 5)}
+    assert {".", *segments} == changed
+    assert list(range(42)) == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
+
+
+def test_a_new_run_may_hold_less(tmp_path: Path) -> None:
+    """Asked for a new run, a narrower selection replaces what was there."""
+    replayed(tmp_path, rows(range(25)))
+    backend = open_backend("tensorboard", path=tmp_path / "tb")
+    assert isinstance(backend, Rewriter)
+    backend.rewrite(run_info(tmp_path, fresh=True), rows(range(20, 25)), Selection(since=20))
+    assert list(range(20, 25)) == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
+
+
+def test_without_a_path_it_lies_in_the_run(tmp_path: Path) -> None:
+    """The default directory is RUN/tensorboard."""
+    backend = open_backend("tensorboard")
+    assert isinstance(backend, Rewriter)
+    backend.rewrite(run_info(tmp_path), rows(range(2)), Selection())
+    assert [0, 1] == [step for step, _, _ in tensorboard_rows(tmp_path / "run" / "tensorboard")]
+    assert str(tmp_path / "run" / "tensorboard") == backend.target  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    """A target that is no directory is an error with its path last."""
+    (tmp_path / "tb").write_text("in the way")
+    with pytest.raises(BackendError, match="expected a directory, got a file: .*tb$"):
+        replayed(tmp_path, rows(range(2)))
+
+
+def test_after_a_failed_write_the_next_try_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows a torn record cannot be read, so after a short write a new file begins."""
+    backend = open_backend("tensorboard", path=tmp_path / "tb")
+    backend.open(run_info(tmp_path))
+    backend.log(0, {"a": 1.0}, 1000.0)
+    write = os.write
+    with monkeypatch.context() as disk:
+        disk.setattr(
+            os, "write", lambda descriptor, data: write(descriptor, data[: 9 if b"torn" in data else None])
+        )
+        with pytest.raises(BackendError, match="wrote 9"):
+            backend.log(1, {"torn": 2.0}, 1010.0)
+    backend.log(1, {"torn": 2.0}, 1010.0)
+    backend.close()
+    assert 2 == len(event_files(tmp_path))
+    assert [(0, {"a": 1.0}, 1000.0), (1, {"torn": 2.0}, 1010.0)] == tensorboard_rows(tmp_path / "tb")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from replay import open_backend
+from replay.backends import tensorboard
+from replay.backends.base import Selection
+from tests.replay.backend_contract import rows, run_info
+tensorboard.STEPS_PER_SEGMENT = 10
+path, fatal = Path(sys.argv[1]), int(sys.argv[2])
+def told():
+    for row in rows(range(45)):
+        if row.step == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield row
+replace = tensorboard._replace
+def torn(path, data):
+    if fatal == 45:
+        path.with_name(".areal-0000000002.tmp").write_bytes(data[:100])
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(path, data)
+tensorboard._replace = torn
+open_backend("tensorboard", path=path / "tb").rewrite(run_info(path), told(), Selection())
+"""
+
+
+@pytest.mark.parametrize("fatal", [5, 10, 44, 45])
+def test_a_killed_replay_made_again_ends_as_if_made_once(
+    tmp_path: Path, fatal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any moment and run again: byte for byte what one replay writes, no leftovers."""
+    monkeypatch.setattr("replay.backends.tensorboard.STEPS_PER_SEGMENT", 10)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(fatal)], cwd=ROOT, check=False
+    )
+    assert -signal.SIGKILL == killed.returncode
+    replayed(tmp_path / "a", rows(range(45)))
+    replayed(tmp_path / "b", rows(range(45)))
+    once, again = (
+        {name: content for name, (_, content) in snapshot(tmp_path / p / "tb").items()} for p in "ba"
+    )
+    assert once == again
+    assert MARKER in once

@@ -1,0 +1,226 @@
+"""What is particular to Weights & Biases, offline."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay import open_backend
+from replay.backends.base import Rewriter, Selection
+from replay.backends.wandb import from_wandb, to_wandb
+from replay.steps import Row
+from tests.replay.backend_contract import ODD_NAMES, rows, run_info, snapshot
+from tests.replay.readers import wandb_files, wandb_history, wandb_records, wandb_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+def replayed(
+    path: Path, told: list[Row], selection: Selection | None = None, *, options: Any = None, **info: Any
+) -> int:
+    """Rewrite the run; return how many steps were sent."""
+    backend = open_backend("wandb", mode="offline", path=path / "wandb", **(options or {}))
+    assert isinstance(backend, Rewriter)
+    return backend.rewrite(run_info(path, **info), told, selection or Selection()).sent
+
+
+def run_record(file: Path) -> Any:
+    """Return the record that names the run."""
+    (record,) = [record.run for record in wandb_records(file) if record.WhichOneof("record_type") == "run"]
+    return record
+
+
+def test_a_replayed_run_is_complete(tmp_path: Path) -> None:
+    """Header, run, history, summary and exit are there; relative times are the training's, not the replay's."""
+    replayed(tmp_path, rows(range(5)))
+    (file,) = wandb_files(tmp_path)
+    kinds = [record.WhichOneof("record_type") for record in wandb_records(file)]
+    assert ["header", "run", *["history"] * 5, "summary", "exit"] == kinds
+    assert [1.0, 11.0, 21.0, 31.0, 41.0] == [row["_runtime"] for row in wandb_history(file)]
+    (summary,) = [r.summary for r in wandb_records(file) if r.WhichOneof("record_type") == "summary"]
+    last = {item.nested_key[0]: json.loads(item.value_json) for item in summary.update}
+    assert (4, 4 / 7) == (last["_step"], last["a/b"])
+
+
+def test_the_run_is_named_after_the_trial(tmp_path: Path) -> None:
+    """Project, name, group and id come from experiment and trial, the config goes along with the version."""
+    replayed(tmp_path, rows(range(1)))
+    (file,) = wandb_files(tmp_path)
+    run = run_record(file)
+    assert ("exp", "trial", "exp_trial", "exp_trial_train") == (
+        run.project,
+        run.display_name,
+        run.run_group,
+        run.run_id,
+    )
+    assert 999 == run.start_time.seconds
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert {**run_info(tmp_path).config, "version_info": run_info(tmp_path).version_info} == config
+
+
+def test_names_come_from_options_then_the_runs_config(tmp_path: Path) -> None:
+    """What is given wins over what the run was configured with, and that over what is derived."""
+    config = {
+        "stats_logger": {"wandb": {"project": "configured", "entity": "team", "tags": ["a"], "notes": ""}}
+    }
+    replayed(tmp_path, rows(range(1)), options={"name": "given", "entity": "mine"}, config=config)
+    run = run_record(wandb_files(tmp_path)[0])
+    assert ("configured", "mine", "given", ["a"], "exp_trial_train") == (
+        run.project,
+        run.entity,
+        run.display_name,
+        list(run.tags),
+        run.run_id,
+    )
+
+
+def test_large_rows_span_the_files_blocks(tmp_path: Path) -> None:
+    """Rows larger than a block of the file, and ends of blocks of every size, are read back whole."""
+    told = [
+        Row(step, {f"key/{'x' * step}/{i}": i / 3 for i in range(900 + step)}, 1000.0) for step in range(9)
+    ]
+    replayed(tmp_path, told)
+    assert [(row.step, row.metrics, row.time) for row in told] == wandb_rows(tmp_path)
+
+
+def test_names_that_wandb_keeps_for_itself_are_mapped_back() -> None:
+    """Names beginning with an underscore get a mark that can be taken off again; no two names meet (report e7)."""
+    names = [*ODD_NAMES, "~", "_", "~~x", "__x", "_timestamp", "~_timestamp"]
+    assert names == [from_wandb(to_wandb(name)) for name in names]
+    assert len(set(names)) == len({to_wandb(name) for name in names})
+    assert not any(to_wandb(name).startswith("_") for name in names)
+
+
+def test_a_directory_that_was_synced_is_left_alone(tmp_path: Path) -> None:
+    """What was uploaded is not replaced: a run that went on gets another id, or the upload would double it (b3)."""
+    replayed(tmp_path, rows(range(3)))
+    (first,) = wandb_files(tmp_path)
+    first.with_name(first.name + ".synced").touch()
+    assert 0 == replayed(tmp_path, rows(range(3)))
+    before = snapshot(first.parent)
+    replayed(tmp_path, rows(range(5)))
+    assert before == snapshot(first.parent)
+    ids = {run_record(file).run_id: len(wandb_history(file)) for file in wandb_files(tmp_path)}
+    assert {"exp_trial_train": 3, "exp_trial_train-2": 5} == ids
+    assert 0 == replayed(tmp_path, rows(range(5)))
+
+
+def test_a_new_run_stands_beside_the_old_one(tmp_path: Path) -> None:
+    """Asked for a new run, the old directory stays and the new one has another id."""
+    replayed(tmp_path, rows(range(3)))
+    assert 3 == replayed(tmp_path, rows(range(3)), fresh=True)
+    assert ["exp_trial_train", "exp_trial_train-2"] == [
+        run_record(file).run_id for file in wandb_files(tmp_path)
+    ]
+
+
+def test_a_run_that_went_on_has_one_directory(tmp_path: Path) -> None:
+    """The old directory goes when the new one is in place."""
+    replayed(tmp_path, rows(range(3)))
+    replayed(tmp_path, rows(range(5)))
+    assert 1 == len(wandb_files(tmp_path))
+    assert list(range(5)) == [step for step, _, _ in wandb_rows(tmp_path)]
+
+
+def test_nothing_to_tell_makes_no_run(tmp_path: Path) -> None:
+    """A run without commits leaves no empty directory."""
+    assert 0 == replayed(tmp_path, [])
+    assert [] == list(tmp_path.iterdir())
+
+
+LIVE = """
+import sys
+from pathlib import Path
+from replay import open_backend
+from tests.replay.backend_contract import rows, run_info
+path, fatal = Path(sys.argv[1]), sys.argv[2] == "kill"
+backend = open_backend("wandb", mode="offline", path=path / "wandb")
+backend.open(run_info(path))
+for row in rows(range(20)):
+    backend.log(row.step, row.metrics, row.time)
+import wandb
+assert wandb.run is None, "a helper's wandb.log must not move our steps (report a9)"
+if fatal:
+    import os, signal, time
+    time.sleep(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["close", pytest.param("kill", marks=pytest.mark.long)])
+def test_live_rows_are_on_disk_soon(tmp_path: Path, end: str) -> None:
+    """Live rows are complete after closing, and seconds after they were told when the process is killed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LIVE, str(tmp_path), end], cwd=ROOT, check=False
+    )
+    assert (-signal.SIGKILL if end == "kill" else 0) == done.returncode
+    assert list(range(20)) == [step for step, _, _ in wandb_rows(tmp_path)]
+    assert [row.time for row in rows(range(20))] == [time for _, _, time in wandb_rows(tmp_path)]
+
+
+def test_a_second_lifetime_has_a_directory_of_its_own_and_one_replay_joins_them(tmp_path: Path) -> None:
+    """Offline, every lifetime is a directory; the log's replay is one continuous run (report b12)."""
+    for steps in (range(6), range(4, 9)):
+        backend = open_backend("wandb", mode="offline", path=tmp_path / f"live-{steps.start}")
+        backend.open(run_info(tmp_path))
+        for row in rows(steps):
+            backend.log(row.step, row.metrics, row.time)
+        backend.close()
+    assert 2 == len(wandb_files(tmp_path))
+    replayed(tmp_path / "replay", rows(range(9)))
+    assert list(range(9)) == [step for step, _, _ in wandb_rows(tmp_path / "replay")]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from replay import open_backend
+from replay.backends import directory, wandb
+from replay.backends.base import Selection
+from tests.replay.backend_contract import rows, run_info
+path, fatal = Path(sys.argv[1]), sys.argv[2]
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+class Told:
+    passes = 0
+    def __iter__(self):
+        self.passes += 1
+        for row in rows(range(30)):
+            if fatal == "measuring" and row.step == 7 or fatal == "writing" and self.passes > 1 and row.step == 20:
+                die()
+            yield row
+if fatal == "marking":
+    directory.write_marker = die
+if fatal == "removing":
+    remove = wandb._remove
+    def tidy(folders):
+        found = list(folders)
+        die() if any("old" in entry.name for entry in found) else remove(found)
+    wandb._remove = tidy
+open_backend("wandb", mode="offline", path=path / "wandb").rewrite(run_info(path), Told(), Selection())
+"""
+
+
+@pytest.mark.parametrize(
+    ("fatal", "held"), [("measuring", 10), ("writing", 0), ("writing", 10), ("marking", 10), ("removing", 10)]
+)
+def test_a_killed_replay_made_again_ends_as_if_made_once(tmp_path: Path, fatal: str, held: int) -> None:
+    """Killed while reading, writing, recording success or tidying up, over nothing or an older replay: as if once."""
+    if held:
+        replayed(tmp_path, rows(range(held)))
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), fatal], cwd=ROOT, check=False)
+    assert -signal.SIGKILL == killed.returncode
+    replayed(tmp_path, rows(range(30)))
+    assert 1 == len(wandb_files(tmp_path))
+    assert [(row.step, row.metrics, row.time) for row in rows(range(30))] == wandb_rows(tmp_path)
+    assert 2 == len(list((tmp_path / "wandb").iterdir()))  # the run and the marker
+    before = snapshot(tmp_path)
+    assert 0 == replayed(tmp_path, rows(range(30)))
+    assert before == snapshot(tmp_path)
