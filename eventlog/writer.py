@@ -53,6 +53,7 @@ class Writer:
         if fsync not in (False, True, "periodic", "commit"):
             raise LogError(f"expected fsync of False, 'periodic' or 'commit', got {fsync!r}")
         self.attempt = attempt  # written into the segments opened from now on
+        self.records_lost = 0  # how often something of records or commits was lost
         self._run = run
         self._producer = producer
         self._fsync = "commit" if fsync is True else fsync
@@ -119,7 +120,10 @@ class Writer:
         return fits
 
     def wait(self, ticket: int, timeout: float) -> bool:
-        """Whether, within `timeout` seconds, all records and commits up to the ticket are written or lost."""
+        """Whether, within `timeout` seconds, all records and commits up to the ticket are written or lost.
+
+        They are on the file when `records_lost` has not grown since before they were put.
+        """
 
         def done() -> bool:
             oldest = self._urgent.oldest()
@@ -173,6 +177,7 @@ class Writer:
 
     def _lose(self, loss: Loss) -> None:
         with self._changed:
+            self.records_lost += loss.stream is not Stream.PAYLOAD
             self._count(self._lost, loss)
             self._count(self._unsaid, loss)
 

@@ -149,6 +149,7 @@ class Evaluator:
         )
         self._progress = self.freq_ctl.progress
         self._memory: memory.Memory | None = None
+        self._claimed: int | None = None  # the last evaluation, as a restored state says
         self._restored = self._checked = self._asked_before = self._said = False
 
     def before_train(
@@ -197,6 +198,7 @@ class Evaluator:
         """Take over the state of a checkpoint, ours or AReaL's, on every rank; the configuration wins."""
         self.freq_ctl.load_state_dict(state_dict)
         self._restored, self._checked, self._memory = True, False, None
+        self._claimed = self._progress.evaluated
 
     def _first_of_run(self, at: Position) -> bool:
         """Whether the first check stands in for the evaluation before training, as in AReaL's loop."""
@@ -219,7 +221,7 @@ class Evaluator:
             result = evaluate_fn()
         finally:
             progress.restart()
-        progress.evaluated = at.updates
+        progress.evaluated, self._claimed = at.updates, None
         progress.before_done = True  # or it is too late for it
         log = eventlog.current()
         if log is not None:
@@ -247,8 +249,8 @@ class Evaluator:
         if newest > progress.position.updates:
             progress.advance(Position(max(progress.position.epochs, complete[newest]), newest))
             progress.restart()
-        made = progress.evaluated
-        return made is not None and made <= updates and self._memory.lost(made)
+        claimed = self._claimed
+        return claimed is not None and claimed <= updates and self._memory.lost(claimed)
 
 
 def _updates(global_step: int) -> int:

@@ -146,14 +146,17 @@ def _covered(table: pa.Table, records: Places, part: Part) -> Bools:
 def _allowed(made: Sequence[Candidate], specs: Sequence[Spec], candidate: Ints, spec: Ints) -> Bools:
     """Whether a candidate takes a spec.
 
-    A key with a group of its own needs an export over all of that group (or its process alone); the other
-    keys never travel over a call's second group.
+    A key with a group of its own needs an export over all of that group (or is alone in it); the other keys
+    never travel over a call's second group.
     """
     labels = sorted({s.label for s in specs if s.label is not None})
     ranks = [frozenset(map(int, label.split(","))) for label in labels]
-    takes = [[not c.second, *(c.members is None or group <= set(c.members) for group in ranks)] for c in made]
+    takes = [
+        [not c.second, *(len(r) == 1 if c.members is None else r <= set(c.members) for r in ranks)]
+        for c in made
+    ]
     label = np.array([0 if s.label is None else labels.index(s.label) + 1 for s in specs], np.int64)
-    return np.array(takes, np.bool_).reshape(len(made), -1)[candidate, label[spec]]
+    return np.array(takes, np.bool_).reshape(len(made), 1 + len(labels))[candidate, label[spec]]
 
 
 def _merge(

@@ -239,7 +239,7 @@ def test_copies_are_checked_and_shares_summed(ranks, gather_bytes):
 
 @pytest.mark.parametrize("gather_bytes", FORMS, ids=FORM_NAMES)
 def test_unequal_copies_are_an_error_on_every_rank(ranks, gather_bytes):
-    """It names key, ranks and values, on ranks that do not hold the key too; the next export works (report c4)."""
+    """It names key, ranks and values, to ranks without the key too; the next export works (report c4)."""
     error, after = alike(ranks.run(spreads, 0.2, gather_bytes))
     assert error.startswith(
         "AgreementError: key 'lr': expected the same on all ranks (replicated), got "
@@ -252,7 +252,7 @@ def test_unequal_copies_are_an_error_on_every_rank(ranks, gather_bytes):
 
 
 def layouts(rank, data_parallel):
-    """Count the tokens of 8 sequences × 4, split over sequences or (context parallel) along them."""
+    """Count the tokens of 8 sequences of 4, split over sequences or (context parallel) along them."""
     everyone = group_of(0, 1)
     singles = [dist.new_group([r]) for r in range(WORLD)]
     if everyone is None:
@@ -267,7 +267,7 @@ def layouts(rank, data_parallel):
 
 @pytest.mark.parametrize("data_parallel", [True, False])
 def test_counts_do_not_depend_on_the_parallel_layout(ranks, data_parallel):
-    """Two data-parallel or two context-parallel ranks count the same 32 tokens and 8 sequences (report c12)."""
+    """Two data-parallel or two context-parallel ranks count the same tokens and sequences (report c12)."""
     assert {"n_tokens": 32, "n_seqs": 8} == alike(ranks.run(layouts, data_parallel)[:2])
 
 
@@ -292,7 +292,7 @@ def test_a_key_is_reduced_over_its_own_group(ranks):
     assert [5 + 5, 5 + 5, 5] == [issued for _, _, issued in results]  # a group of one needs no wire
 
 
-def same_group_twice(rank):
+def same_group_twice(_):
     group = group_of()
     numbers({"x": [1.0]}, group, group)
     before = collective.count()
@@ -304,7 +304,7 @@ def test_one_group_in_both_roles_is_entered_once(ranks):
     assert ({"x": 1.0, "x__count": 3}, 1) == alike(ranks.run(same_group_twice))
 
 
-def stranger(rank):
+def stranger(_):
     group = dist.new_group([0, 1])
     everyone = group_of()
     try:
@@ -398,7 +398,7 @@ def test_a_group_of_one_skips_the_wire(ranks):
 # -- identities ------------------------------------------------------------------------------------
 
 
-def ids(rank):
+def ids(_):
     groups = [group_of(), group_of()]
     reduced = [reduce({"x": [1.0]}, group) for group in (groups[0], groups[0], groups[1])]
     reduced.append(reduce({"x": [1.0]}, *groups))
@@ -503,7 +503,7 @@ def out_of_step(rank, word):
 
 @pytest.mark.parametrize("word", ["operation", "reset", "step", "full"])
 def test_ranks_at_different_exports_close_the_channel(ranks, word):
-    """It is noticed on all ranks at once, and every later export over the group raises without a collective."""
+    """All ranks notice at once, and every later export over the group raises without a collective."""
     for wrong, after, issued in ranks.run(out_of_step, word):
         assert wrong.startswith("DesyncError: expected all ranks at the same export, got ")
         assert "rank 0, rank 2" in wrong
@@ -548,7 +548,7 @@ def test_rows_of_the_wrong_shape_are_refused_on_every_rank(ranks):
     assert ["PeerError", "PeerError", "ReductionError"] == ranks.run(bad_rows)
 
 
-def survive(rank, gather_bytes):
+def survive(_, gather_bytes):
     """Export until a peer is gone; return the error, and what the next export does."""
     found = {}
     with form(gather_bytes):
@@ -573,7 +573,7 @@ def test_a_dead_peer_is_an_error_and_the_end_of_the_channel(gather_bytes):
 # -- lifetimes -------------------------------------------------------------------------------------
 
 
-def forgotten(rank):
+def forgotten(_):
     before = len(collective._registry)
     group = group_of()
     numbers({"x": [1.0]}, group)
@@ -589,7 +589,7 @@ def test_a_destroyed_group_takes_its_channel_with_it(ranks):
     assert (1, 0) == alike(ranks.run(forgotten))
 
 
-def threads(rank):
+def threads(_):
     """Let four threads export over one group at the same time."""
     group, failures, totals = group_of(), [], []
 

@@ -99,7 +99,7 @@ def test_a_number_changed_by_hand_counts_as_it_stands():
 
 
 def test_timings_of_two_trackers_are_pooled_and_other_names_clash():
-    """`timeperf/x` timed by two trackers combines by count; a scalar both recorded is reported (report s7)."""
+    """A timing of two trackers combines by count; a scalar both recorded is reported (report s7)."""
     one = columns(t=(TIMING, of(1)), x=(SCALAR, of(1)))
     two = columns(t=(TIMING, of(2, 3)), x=(SCALAR, of(9)))
     stats = Export.of([one, two])
@@ -235,7 +235,7 @@ def test_a_count_is_a_whole_number(count):
 
 
 def test_a_mean_of_nothing_is_absent():
-    """AReaL exports a scalar nobody recorded as 0.0 with count 0; it does not pull the mean down (report s3)."""
+    """AReaL exports a scalar nobody recorded as 0.0 with count 0; it weighs nothing (report s3)."""
     assert {"r": 2.0, "r__count": 1} == merge_worker_stats(
         [{"r": 0.0, "r__count": 0}, {"r": 2.0, "r__count": 1}]
     )

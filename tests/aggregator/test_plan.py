@@ -78,7 +78,7 @@ def test_a_key_no_group_can_take_is_refused(label, rank):
 def test_a_key_given_twice_is_refused():
     """A key that is two things in one export has no number; the message names both."""
     with pytest.raises(
-        errors.AgreementError, match="key 'x': expected one kind in an export, got scalar and stat"
+        errors.AgreementError, match="'x': expected one kind in an export, got scalar and stat"
     ):
         route((Spec("x"), Spec("x", Kind.STAT, ReduceType.AVG)), (), 0, reduced=False)
 
@@ -103,13 +103,10 @@ def test_a_layout_is_named_alike_in_every_process():
         "known = {Entry(Slot('', k), Meta(Kind.SCALAR)) for k in 'abcdef'}\n"
         "print(Layout(1, known, {e.slot for e in known}).hash)"
     )
+    command = [sys.executable, "-c", code]
     hashes = {
         subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
+            command, cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("1", "2")
     }
@@ -130,16 +127,17 @@ def test_the_hash_tells_layouts_apart():
 
 
 def test_disagreement_names_key_and_ranks():
-    """Ranks that say different things of one key are named, with what they say; the layout stays (report c14)."""
+    """Ranks that differ on a key are named, with what they say; the layout stays (report c14)."""
     before, idle, _ = met(load(entry("x")), load())
     layout, _, conflicts = met(
         load(entry("x")), load(entry("x", FAMILY)), load(entry("x"), entry("y")), layout=before, idle=idle
     )
     assert layout is before
-    assert [
+    expected = (
         "key 'x': expected the same on all ranks, got scalar on ranks 0, 2 but "
         "stat avg_min_max over 'mask' on rank 1"
-    ] == conflicts
+    )
+    assert [expected] == conflicts
 
 
 def test_ranks_that_differ_only_in_the_denominator_disagree():
@@ -221,8 +219,7 @@ LOADS = st.lists(ENTRIES, max_size=4, unique_by=lambda found: found.slot).flatma
 
 @given(st.lists(st.lists(LOADS, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_after_agreement_everybody_fits(exchanges):
-    """Through any sequence of exchanges: either conflicts and no change, or a layout that fits all; always the
-    same for the same proposals."""
+    """Every exchange ends in conflicts and no change, or in a layout that fits all, whoever spoke first."""
     layout, idle = Layout(), NOBODY
     for loads in exchanges:
         new, counts, conflicts = met(*loads, layout=layout, idle=idle)
@@ -241,7 +238,7 @@ def test_after_agreement_everybody_fits(exchanges):
 
 
 def stack_of(*ranks):
-    """Return moments of shape (ranks, keys, WORDS) from a list of value lists per rank; None: not recorded."""
+    """Return moments, shape (ranks, keys, WORDS), of the values per rank and key; None: not recorded."""
     empty = moments.empty(1)[0]
     return np.stack(
         [

@@ -43,7 +43,7 @@ def summed(vectors):
 
 @given(RANKS)
 def test_both_forms_bring_the_same_moments(ranks):
-    """Counts and extremes are equal to the bit, float sums up to rounding; unequal copies are found by both."""
+    """Counts and extremes equal to the bit, float sums up to rounding; both find unequal copies."""
     vectors = [vector(rows) for rows in ranks]
     rows, unequal = LAYOUT.pool(wire.body(np.stack(vectors)))
     _, found, also_unequal = summed(vectors)

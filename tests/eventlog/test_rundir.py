@@ -3,11 +3,12 @@
 import contextlib
 import errno
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventlog.errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
@@ -26,6 +27,7 @@ JSON = st.recursive(
 # JSON files
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text().filter(lambda key: key != "crc32c"), JSON, max_size=5))
 def test_what_is_written_is_read(tmp_path_factory, data):
     """Any JSON object comes back equal."""
@@ -56,6 +58,7 @@ def test_a_damaged_byte_is_noticed_or_changes_nothing(tmp_path):
             path.write_bytes(intact)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
     """Bytes that are no manifest are a ManifestError, whatever they are."""
@@ -132,21 +135,23 @@ def test_the_first_one_makes_the_run_the_others_join_it(tmp_path):
     assert first.id == RunDir.create(first.path).id == RunDir.open(first.path).id
 
 
-def _create(path, results):
-    results.put(RunDir.create(path).id)
-
-
-def test_processes_that_start_together_make_one_run(tmp_path):
-    """Ranks that create the run at the same time agree on its id (report b7)."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_create, args=(tmp_path / "run", results)) for _ in range(4)]
+def test_processes_that_start_together_make_one_run_and_claim_apart(tmp_path):
+    """Ranks that start at once agree on the run's id, and every number is claimed once (report b7)."""
+    script = (
+        "import sys; from eventlog.rundir import RunDir; print('ready', flush=True); sys.stdin.readline(); "
+        "run = RunDir.create(sys.argv[1]); print(run.id, *(run.claim_attempt({}) for _ in range(25)))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(command, **pipes) for _ in range(3)]
     for rank in ranks:
-        rank.start()
-    ids = {results.get(timeout=60) for _ in ranks}
+        assert "ready\n" == rank.stdout.readline()
     for rank in ranks:
-        rank.join()
-    assert {RunDir.open(tmp_path / "run").id} == ids
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said = [rank.communicate(timeout=60)[0].split() for rank in ranks]
+    assert {RunDir.open(tmp_path / "run").id} == {words[0] for words in said}
+    assert list(range(75)) == sorted(int(word) for words in said for word in words[1:])
 
 
 def test_nothing_is_not_a_run(tmp_path):
@@ -259,24 +264,6 @@ def test_a_given_number_is_claimed_once(tmp_path):
     assert 8 == run.claim_attempt({})
     with pytest.raises(LogError, match="expected attempt 7 to be free"):
         run.claim_attempt({}, 7)
-
-
-def _claim(path, count, results):
-    results.put([RunDir.open(path).claim_attempt({}) for _ in range(count)])
-
-
-def test_processes_that_claim_together_get_different_numbers(tmp_path):
-    """However many claim at once, every number is given once (report b7)."""
-    RunDir.create(tmp_path)
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_claim, args=(tmp_path, 25, results)) for _ in range(4)]
-    for rank in ranks:
-        rank.start()
-    numbers = [number for _ in ranks for number in results.get(timeout=60)]
-    for rank in ranks:
-        rank.join()
-    assert list(range(100)) == sorted(numbers)
 
 
 def test_an_unreadable_attempt_is_a_problem_and_keeps_its_number(tmp_path):

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventlog.schema import (
@@ -39,6 +39,7 @@ RECORDS_OF_ANY_KIND = st.builds(
 HEADER = IndexHeader(2, 7, UID, fingerprint(PAYLOAD), 1_795_961_760_416_779)
 
 
+@settings(deadline=None)
 @given(RECORDS_OF_ANY_KIND)
 def test_a_record_is_64_bytes_and_comes_back(record):
     """Every index record is 64 bytes and reads back as it was."""
@@ -66,6 +67,7 @@ def test_no_flipped_bit_passes():
             assert unpack(bytes(damaged)) is None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
     """Whatever the bytes, unpacking returns; random ones are no header and no record."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -246,6 +247,19 @@ def test_a_full_queue_waits_a_bounded_time_and_then_counts(run, make):
     )
 
 
+def test_lost_records_are_counted_apart(make):
+    """Whether a commit is durable shows in a counter of lost records and commits; payload is none of it."""
+    writer = make(payload_queue_bytes=100, block_seconds=0)
+    gate = hold(writer, Stream.PAYLOAD, nbytes=100)
+    put_payload(writer, 1)
+    gate.open.set()
+    settle(writer)
+    assert (1, 0) == (len(writer.losses()), writer.records_lost)
+    writer.put(Stream.COMMITS, lambda: 1 / 0, nbytes=1)
+    settle(writer)
+    assert (2, 1) == (len(writer.losses()), writer.records_lost)
+
+
 def test_the_queue_waits_for_room_before_it_loses(make):
     """A put that finds the queue full is taken as soon as there is room."""
     writer = make(records_queue_bytes=1000)
@@ -417,7 +431,9 @@ def test_a_forked_child_leaves_the_parents_files_alone(run, make):
     writer.wait(1, 10)
     gate = hold(writer)
     put_records(writer, 1)
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads, which is the point
+        pid = os.fork()
     if pid == 0:
         writer.abandon()
         put_records(writer, 2)

@@ -147,7 +147,7 @@ class BackendContract:
         return name
 
     def test_the_last_step_is_the_highest_told(self, tmp_path: Path) -> None:
-        """`last_step` is None at first, then the highest step, while open and in a later lifetime (report a4)."""
+        """`last_step` is None at first, then the highest step told (report a4)."""
         backend = self.make(tmp_path)
         backend.open(run_info(tmp_path))
         assert None is backend.last_step()
@@ -168,7 +168,7 @@ class BackendContract:
             self.tell(tmp_path, []).log(0, {"a": 1.0}, 0.0)
 
     def test_a_resumed_run_shows_each_step_once(self, tmp_path: Path) -> None:
-        """Told 0..15, resumed at 10 and told 10..20: what the gate lets through is read back once a step (a1, a6)."""
+        """Told 0..15, resumed at 10, told 10..20: every step can be read once (reports a1, a6)."""
         self.tell(tmp_path, rows(range(16)))
         if not self.resumes:
             return
@@ -220,7 +220,7 @@ class RewriterContract(BackendContract):
         assert before == snapshot(tmp_path)
 
     def test_a_longer_rewrite_ends_as_if_made_once(self, tmp_path: Path) -> None:
-        """A run that went on, and whose late steps were replaced, is rewritten to what it is now (report b12)."""
+        """A run that went on, its last steps replaced, is rewritten to what it is now (report b12)."""
         self.rewrite(tmp_path, rows(range(15)))
         told = rows(range(10)) + rows(range(10, 30), again=1.0)
         self.rewrite(tmp_path, told)

@@ -22,14 +22,12 @@ def logger(
     return StatsLogger(StatsLoggerConfig("exp", trial, str(path), **parts), SPEC, backends=backends, run=run)
 
 
-def build(
-    path: Path, *attempts: tuple[Iterable[int], Callable[[int], dict[str, float]]], end: int = 0
-) -> Path:
-    """Build a run of several attempts, each (steps, metrics of a step); one commit every ten seconds from 0 on."""
+def build(path: Path, *attempts: tuple[Iterable[int], Callable[[int], dict[str, float]]]) -> Path:
+    """Build a run of several attempts, each (steps, metrics of a step), with a commit every ten seconds."""
     clock = 0
     with RunBuilder(path) as run:
-        for number, (steps, metrics) in enumerate(attempts):
-            steps = list(steps)
+        for number, (given, metrics) in enumerate(attempts):
+            steps = list(given)
             leader = run.producer(started=clock, attempt=number)
             run.attempt(
                 number,

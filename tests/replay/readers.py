@@ -1,4 +1,4 @@
-"""What the trackers' own files say, read without our code: TensorBoard's reader and the framing of a .wandb file."""
+"""What the trackers' files say, read without our code: TensorBoard's reader, the framing of .wandb files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
 
 
 def wandb_files(folder: Path) -> list[Path]:
-    """Return the run files below a folder, in the order of their names; wandb's symbolic links are not followed."""
+    """Return the run files below a folder in the order of their names; symbolic links are not followed."""
     return sorted(file for file in folder.glob("**/offline-run-*/*.wandb") if not file.parent.is_symlink())
 
 

@@ -25,11 +25,11 @@ class TestMemory(BackendContract):
     strict = False
     kept: MemoryBackend | None = None
 
-    def make(self, path: Path) -> Backend:
+    def make(self, path: Path) -> Backend:  # noqa: ARG002
         self.kept = self.kept or MemoryBackend(strict=self.strict)
         return self.kept
 
-    def read(self, path: Path) -> Rows:
+    def read(self, path: Path) -> Rows:  # noqa: ARG002
         assert self.kept is not None
         return self.kept.rows
 

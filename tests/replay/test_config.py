@@ -113,7 +113,9 @@ def test_yaml_is_read_with_dotted_overrides(tmp_path: Path) -> None:
     """A YAML file with the root key `stats_logger`, interpolations and overrides."""
     file = tmp_path / "stats_logger.yaml"
     file.write_text(
-        "name: e\nstats_logger:\n  experiment_name: ${name}\n  trial_name: t\n  fileroot: /f\n  wandb: {mode: offline}\n"
+        "name: e\n"
+        "stats_logger:\n"
+        "  {experiment_name: '${name}', trial_name: t, fileroot: /f, wandb: {mode: offline}}\n"
     )
     config = load_config(
         file, ["stats_logger.wandb.project=p", "stats_logger.tensorboard.path=/tb", "name=other"]
@@ -155,7 +157,7 @@ def test_a_wrong_yaml_is_refused(tmp_path: Path, text: str, overrides: list[str]
 
 def test_a_missing_yaml_is_said(tmp_path: Path) -> None:
     """A file that is not there is a ConfigError with its path last."""
-    with pytest.raises(ConfigError, match="nowhere.yaml$"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml$"):
         load_config(tmp_path / "nowhere.yaml")
 
 
@@ -169,7 +171,7 @@ def test_only_what_is_switched_on_becomes_a_backend() -> None:
 
 
 def test_key_and_address_reach_wandbs_own_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key goes into WANDB_API_KEY and the address into WANDB_BASE_URL, not the other way round (report s11)."""
+    """The key goes into WANDB_API_KEY, the address into WANDB_BASE_URL, not crosswise (report s11)."""
     import os
 
     monkeypatch.setenv("WANDB_API_KEY", "before")

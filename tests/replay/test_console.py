@@ -23,7 +23,7 @@ def test_pairs_are_laid_out_in_columns() -> None:
 
 
 def test_names_are_shown_as_they_are() -> None:
-    """Brackets are no markup, line breaks do not tear the table, wide characters keep it straight (report e6)."""
+    """Brackets are no markup, line breaks do not tear it, wide characters keep it straight (report e6)."""
     table = tabulate_stats({"[/]" * 200: 1.0, "[red]loss": 2.0, "损失/均值": 3.0, "a\nb": 4.0}, col=1)
     assert "[red]loss" in table
     assert "a\\nb" in table

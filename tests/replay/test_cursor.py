@@ -30,7 +30,7 @@ def test_two_targets_of_one_backend_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_what_was_acknowledged_is_known_again() -> None:
-    """Commits up to the newest acknowledged one of their attempt are known, later ones and other attempts are not."""
+    """Commits up to the newest acknowledged one of their attempt are known, no others."""
     cursor = Cursor("b", "t")
     cursor.took(Row(5, {"a": 1.0}, 10.0, {0: 12.0}))
     cursor.took(Row(3, {"a": 1.0}, 8.0, {0: 8.0}))
@@ -59,7 +59,7 @@ def test_a_damaged_cursor_is_passed_over_where_the_target_can_speak(
 def test_a_cursor_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     """An unwritable folder is an error that names another way (report b5)."""
     (tmp_path / "cursors").write_text("in the way")
-    with pytest.raises(RunDirectoryError, match="another folder can be given as cursors.*cursors/b-"):
+    with pytest.raises(RunDirectoryError, match=r"another folder can be given as cursors.*cursors/b-"):
         CursorFile(tmp_path / "cursors", "b", "t").save(Cursor("b", "t"))
 
 

@@ -115,7 +115,7 @@ def test_a_target_that_is_gone_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_backend_holds_nobody_up(tmp_path: Path) -> None:
-    """A backend that does not come back: telling returns, what the queue cannot hold is counted (report d4)."""
+    """A backend that does not come back: telling returns, what does not fit is counted (report d4)."""
     backend = Troubled()
     backend.leave.clear()
     delivery = Delivery(backend, run_info(tmp_path), tmp_path / "cursors", queue_rows=10)
@@ -163,7 +163,7 @@ def test_a_backend_that_does_not_open_is_loud(tmp_path: Path) -> None:
     """What was configured must work: an error while opening reaches the caller."""
 
     class Broken(MemoryBackend):
-        def open(self, run: object) -> None:
+        def open(self, run: object) -> None:  # noqa: ARG002
             raise PermissionError("no key")
 
     with pytest.raises(PermissionError, match="no key"):
@@ -182,7 +182,7 @@ def test_a_step_reaches_the_backend_without_a_later_one(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_says_how_much_is_held_back(tmp_path: Path) -> None:
-    """A target that ignores steps up to 30, resumed at 10: 20 rows withheld, never simply fine (report a5)."""
+    """A target that ignores steps below 30, resumed at 10: 20 rows withheld, not fine (report a5)."""
     backend = MemoryBackend(strict=True)
     deliver(backend, tmp_path, range(30))
     status = deliver(backend, tmp_path, range(10, 35)).status()

@@ -61,7 +61,7 @@ def attempts(run: Path) -> list[Any]:
 
 
 def test_a_commit_is_in_the_log_and_at_every_backend(tmp_path: Path) -> None:
-    """One step, everywhere the same: the log, TensorBoard, offline wandb, one's own object; steps start at 0 (s11)."""
+    """The log, TensorBoard, offline wandb and one's own object say the same, from step 0 (report s11)."""
     mine = MemoryBackend()
     parts = {"tensorboard": TensorBoardConfig(str(tmp_path / "tb")), "wandb": WandBConfig(mode="offline")}
     with logger(tmp_path, backends=[mine], **parts) as log:
@@ -81,7 +81,7 @@ def test_a_commit_is_in_the_log_and_at_every_backend(tmp_path: Path) -> None:
 
 
 def test_what_a_commit_says_on_the_console(tmp_path: Path, capsys, caplog) -> None:
-    """Counted from one, then the table, without the tracker's counts; in Python's logging where that is set up."""
+    """Counted from one, then the table without the tracker's counts; in logging where that is set up."""
     with logger(tmp_path) as log:
         log.commit(0, 4, 14, {"[a]": 1.0, "[a]__count": 3, "b__count": 2})
         said = capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_steps_beyond_32_bits_survive(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_step_is_refused_and_nothing_is_committed(tmp_path: Path, step: Any, said: str) -> None:
-    """A wrapped counter, a fraction, a text: one line that says so, and no trace in the log (reports a8, e12)."""
+    """A wrapped counter, a fraction, a text: an error, and no trace in the log (reports a8, e12)."""
     with logger(tmp_path) as log:
         with pytest.raises(StepError, match=said):
             log.commit(0, 0, step, {"a": 1.0})
@@ -169,7 +169,7 @@ def test_a_list_is_one_step(tmp_path: Path) -> None:
 
 
 def test_counts_are_in_the_log_but_not_at_backends(tmp_path: Path) -> None:
-    """The tracker's own counts stay in the log; backends do not see them, a user's own count they do (report s9)."""
+    """The tracker's own counts stay in the log; backends see a user's own count only (report s9)."""
     mine = MemoryBackend()
     with logger(tmp_path, backends=[mine]) as log:
         log.commit(0, 0, 0, {"reward": 1.0, "reward__count": 4, "tokens__count": 9})
@@ -178,7 +178,7 @@ def test_counts_are_in_the_log_but_not_at_backends(tmp_path: Path) -> None:
 
 
 def test_what_a_strict_backend_would_refuse_is_counted(tmp_path: Path, caplog) -> None:
-    """Steps 0, 1, 2, 1 000 000, 3, 4: the log has six, the strict backend four, two are withheld, said once (a2)."""
+    """Steps 0, 1, 2, 1 000 000, 3, 4: the log has six, a strict backend four, said once (report a2)."""
     mine = MemoryBackend(strict=True)
     with logger(tmp_path, backends=[mine]) as log:
         for step in (0, 1, 2, 1_000_000, 3, 4):
@@ -199,7 +199,7 @@ def test_several_commits_of_a_step_are_one_call(tmp_path: Path) -> None:
 
 
 def test_a_rewind_can_be_an_error(tmp_path: Path) -> None:
-    """commit(4), commit(3) with on_rewind error raises at the call; the log has both, as with warn (report a3)."""
+    """commit(4), commit(3) with on_rewind error raises at the call; the log has both (report a3)."""
     with logger(tmp_path, backends=[MemoryBackend(strict=True)], on_rewind="error") as log:
         log.commit(0, 4, 4, {"v": 4})
         with pytest.raises(
@@ -212,7 +212,7 @@ def test_a_rewind_can_be_an_error(tmp_path: Path) -> None:
 def test_a_failing_backend_never_reaches_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend raising from its third call on: ten commits succeed, the log and the other backend have ten (b9)."""
+    """A backend that raises from its third call on: ten commits succeed and are logged (report b9)."""
     monkeypatch.setattr("replay.delivery.PAUSES", (0.0, 0.0))
 
     class Failing(MemoryBackend):
@@ -236,17 +236,21 @@ def test_a_failing_backend_never_reaches_the_training(
 
 
 def test_a_crashed_and_resumed_run(tmp_path: Path) -> None:
-    """Attempt 0 commits 0..15 and dies, attempt 1 restored at 9 commits 10..20: 21 steps, 10..15 the later's (a1)."""
+    """Steps 0..15, a crash, 10..20 from a checkpoint at 9: 21 steps, 10..15 the later's (report a1)."""
     tb = {"tensorboard": TensorBoardConfig(str(tmp_path / "tb"))}
-    with pytest.raises(ZeroDivisionError), logger(tmp_path, **tb) as log:
-        for step in range(16):
-            log.commit(0, step, step, {"v": step})
-            saved = log.state_dict() if step == 9 else {}
-            if step == 9:
-                kept = saved
-        raise ZeroDivisionError("the cluster")
+    saved: list[dict[str, int]] = []
+
+    def train() -> None:
+        with logger(tmp_path, **tb) as log:
+            for step in range(16):
+                log.commit(0, step, step, {"v": step})
+                saved.append(log.state_dict())
+            raise ZeroDivisionError("the cluster")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     with logger(tmp_path, **tb) as log:
-        log.load_state_dict(kept)
+        log.load_state_dict(saved[9])
         for step in range(10, 21):
             log.commit(0, step, step, {"v": 100 + step})
     run = run_of(tmp_path)
@@ -283,7 +287,7 @@ def test_the_restored_step_is_in_every_commit_that_follows(tmp_path: Path) -> No
 
 
 def test_the_attempt_says_what_ran_without_secrets(tmp_path: Path) -> None:
-    """The whole experiment's config, redacted, and the code's version are in the attempt and at the backends."""
+    """The experiment's config, redacted, and the code's version are in the attempt and at the backends."""
     wandb = WandBConfig(mode="offline", wandb_api_key="0123456789")
     own = StatsLoggerConfig(
         "exp", "t0", str(tmp_path), wandb=wandb, tensorboard=TensorBoardConfig(str(tmp_path / "tb"))
@@ -340,7 +344,7 @@ def test_a_log_root_with_other_peoples_files_is_joined(tmp_path: Path) -> None:
 
 
 def test_a_second_trial_needs_a_run_of_its_own(tmp_path: Path) -> None:
-    """A logger for another trial in one process is an error unless it is told its run; both then are whole."""
+    """A logger for another trial in one process is an error unless it is told its run."""
     with logger(tmp_path) as first:
         with pytest.raises(ConfigError, match=r"expected trial exp/t0, .*got exp/other: pass run="):
             logger(tmp_path, trial="other")
@@ -369,7 +373,7 @@ def test_a_backend_that_does_not_open_ends_the_attempt(tmp_path: Path) -> None:
     """When opening fails the error reaches the caller, the others are closed and the attempt says why."""
 
     class Broken(MemoryBackend):
-        def open(self, run: object) -> None:
+        def open(self, run: object) -> None:  # noqa: ARG002
             raise PermissionError("no key")
 
     fine = MemoryBackend()
@@ -389,7 +393,7 @@ def test_an_older_leader_stops_sending_and_goes_on_logging(tmp_path: Path, caplo
         eventlog.RunDir.open(run_of(tmp_path)).claim_attempt({"session": "f" * 32})
         log.commit(0, 2, 2, {"a": 2})
         log.commit(0, 3, 3, {"a": 3})
-    assert set(step for step, _, _ in mine.rows) <= {0, 1}
+    assert {step for step, _, _ in mine.rows} <= {0, 1}
     assert 2 == log.status()[0].withheld
     assert 1 == caplog.text.count("a newer attempt of the run exists, nothing is sent from step 2 on")
     assert {0, 1, 2, 3} == {step for step, _, _ in metrics(run_of(tmp_path), attempts="all")}

@@ -45,7 +45,7 @@ def later(step: int) -> dict[str, float]:
 
 
 def crashed(path: Path) -> Path:
-    """Build the run of report a1: attempt 0 writes v = step for 0..15, attempt 1 from 10 on 100 + step, to 20."""
+    """Build the run of report a1: attempt 0 writes v = step for 0..15, attempt 1 100 + step for 10..20."""
     return build(path, (range(16), value), (range(10, 21), later))
 
 
@@ -82,7 +82,7 @@ class Lasting(MemoryBackend):
 
 
 def test_a_crashed_and_resumed_run_is_one_line(tmp_path: Path) -> None:
-    """21 rows, 10..20 the later attempt's, the six taken back are counted; nowhere a point twice (reports a1, a4)."""
+    """21 rows, 10..20 the later attempt's, the six taken back are counted (reports a1, a4)."""
     run = crashed(tmp_path / "run")
     mine = MemoryBackend(strict=True)
     backends = [mine, open_backend("tensorboard"), open_backend("wandb", mode="offline")]
@@ -126,7 +126,7 @@ def test_only_the_tail_is_told(tmp_path: Path) -> None:
 
 
 def test_a_far_too_high_step_loses_nothing(tmp_path: Path) -> None:
-    """Steps 0, 1, 2, 1 000 000, 3, 4: live the strict target lacks two, a fresh one gets six in order (report a2)."""
+    """Steps 0, 1, 2, 1 000 000, 3, 4: a target told live lacks two, a fresh one has six (report a2)."""
     live = MemoryBackend(strict=True)
     with logger(tmp_path, run=tmp_path / "run", backends=[live]) as log:
         for step in (0, 1, 2, 1_000_000, 3, 4):
@@ -143,7 +143,7 @@ def test_a_far_too_high_step_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_several_commits_of_a_step_are_one_call(tmp_path: Path) -> None:
-    """A step's commits, a late evaluation among them, become one row with the time of the first (report a9)."""
+    """A step's commits, also a late one, become one row with the time of the first (report a9)."""
     with RunBuilder(tmp_path / "run") as run:
         leader = run.producer(attempt=0)
         run.attempt(0, leader=leader)
@@ -159,7 +159,7 @@ def test_several_commits_of_a_step_are_one_call(tmp_path: Path) -> None:
 
 
 def test_what_comes_too_late_for_a_target_is_counted(tmp_path: Path) -> None:
-    """New keys at old steps and steps of a later attempt cannot be told to an append-only target (report a5)."""
+    """Steps told before that a later attempt repeats are withheld from an append-only target (report a5)."""
     run = build(tmp_path / "a", (range(31), value))
     rows: Rows = []
     play(run, [Lasting(rows)], cursors=tmp_path / "cursors")
@@ -198,7 +198,8 @@ def test_the_target_knows_better_than_the_cursor(tmp_path: Path) -> None:
     rows.clear()
     assert 10 == play(run, [Lasting(rows)])[0].sent
     shutil.rmtree(run / "cursors")
-    assert (0, 10) == (lambda report: (report.sent, report.skipped))(play(run, [Lasting(rows)])[0])
+    (report,) = play(run, [Lasting(rows)])
+    assert (0, 10) == (report.sent, report.skipped)
 
 
 def test_a_target_that_cannot_say_what_it_holds_is_never_told_twice(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_a_cursor_that_cannot_be_written_is_said(tmp_path: Path, name: str) -> N
     (run / "cursors").write_text("in the way")
     rows: Rows = []
     target = Lasting(rows) if name == "memory" else open_backend(name, path=tmp_path / "tb")
-    with pytest.raises(RunDirectoryError, match="expected to write the cursor of .*cursors"):
+    with pytest.raises(RunDirectoryError, match=r"expected to write the cursor of .*cursors"):
         play(run, [target])
     assert [] == rows  # found before anything was told
     play(run, [target], cursors=tmp_path / "elsewhere")
@@ -229,7 +230,7 @@ def test_a_cursor_that_cannot_be_written_is_said(tmp_path: Path, name: str) -> N
 
 
 def test_a_part_of_a_run_can_be_told(tmp_path: Path) -> None:
-    """Steps by since and until, both included; keys by globs; an unknown key is an error, not an empty replay."""
+    """Steps by since and until, both included, keys by globs; an unknown key is an error."""
     run = build(tmp_path / "run", (range(10), lambda step: {"a/x": step, "a/y": step, "b": step}))
     mine = MemoryBackend()
     play(run, [mine], since=3, until=5, keys=["a/*"])
@@ -359,6 +360,7 @@ def test_ones_own_object_is_a_backend(tmp_path: Path) -> None:
 
         def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
             self.said.append((step, dict(metrics)))
+            assert time > 0
 
         def last_step(self) -> int | None:
             return max((entry[0] for entry in self.said if entry[0] not in ("open", "close")), default=None)
@@ -370,7 +372,8 @@ def test_ones_own_object_is_a_backend(tmp_path: Path) -> None:
     (report,) = play(run, [mine])  # pyright: ignore[reportArgumentType]
     assert [("open", "exp", "t0"), *[(step, value(step)) for step in range(3)], ("close",)] == mine.said
     assert ("bare", 3) == (report.backend, report.sent)
-    assert (0, 3) == (lambda again: (again.sent, again.skipped))(play(run, [mine])[0])  # pyright: ignore[reportArgumentType]
+    (report,) = play(run, [mine])  # pyright: ignore[reportArgumentType]
+    assert (0, 3) == (report.sent, report.skipped)
 
 
 def test_trackers_are_told_what_ran(tmp_path: Path) -> None:
@@ -453,7 +456,7 @@ play(run, [open_backend(name, **options)])
 def test_a_killed_replay_made_again_ends_as_if_made_once(
     tmp_path: Path, name: str, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL half-way, then again: values and times are the log's, each step once; a third time nothing is sent."""
+    """SIGKILL half-way, then again: the target says what the log says; a third time nothing is sent."""
     monkeypatch.setattr("replay.backends.tensorboard.STEPS_PER_SEGMENT", 4)
     run = crashed(tmp_path / "run")
     command = [sys.executable, "-c", KILLED, str(run), name]

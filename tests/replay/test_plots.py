@@ -164,10 +164,9 @@ import pyarrow as pa
 from replay.plots import curves, save
 early = "matplotlib" in sys.modules
 import matplotlib
-settings = lambda: {k: v for k, v in matplotlib.rcParams.items() if k != "backend"}  # asking for it chooses one
-before = settings()
+before = matplotlib.rcParams.copy()
 save(curves(pa.table({"step": [0, 1], "key": ["k", "k"], "value": [1.0, 2.0]})), sys.argv[1])
-print(json.dumps([early, "matplotlib.pyplot" in sys.modules, settings() == before]))
+print(json.dumps([early, "matplotlib.pyplot" in sys.modules, dict.__eq__(matplotlib.rcParams, before)]))
 """
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "plot.png")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -51,8 +51,9 @@ def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret", "password",
-     "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken", "Authorization", "passwd"],
+    ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret",
+     "password", "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken",
+     "Authorization", "passwd"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     """Names that mean a secret are recognised in every spelling."""

@@ -57,7 +57,7 @@ def test_every_value_is_told_replaced_or_in_a_withheld_row(
 
 @given(COMMITS)
 def test_a_target_that_takes_anything_gets_everything(commits: list) -> None:
-    """Nothing is withheld from a target without an order, and its last value per step and key is the newest."""
+    """Nothing is withheld from a target without an order; its last value of each key is the newest."""
     gate = Gate(Order.ANY)
     final = {(row.step, key): value for row in through(gate, commits) for key, value in row.metrics.items()}
     assert 0 == gate.withheld
@@ -118,7 +118,7 @@ def test_a_step_closes_when_nothing_more_came_for_a_while() -> None:
 
 
 def test_what_comes_after_its_step_closed_goes_where_it_can() -> None:
-    """New keys of the newest step still reach a forward target, a strict one withholds them, both count repeats."""
+    """New keys of the newest step still reach a forward target, not a strict one."""
     for order, expected in ((Order.FORWARD, [{"b": 2.0}]), (Order.STRICT, [])):
         gate = Gate(order)
         gate.put(Row(0, {"a": 1.0}, 0.0))

@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def table(*rows: tuple) -> pa.Table:
-    """Build a table; a row is (step, key, value, seconds, attempt, sub_index, superseded), the last three optional."""
+    """Build a table of rows (step, key, value, seconds, attempt=0, sub_index=0, superseded=False)."""
     filled = [(*row, *(0, 0, False)[len(row) - 4 :]) for row in rows]
     said = [
         {

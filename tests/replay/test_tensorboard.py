@@ -44,7 +44,7 @@ def event_files(path: Path) -> list[Path]:
 
 
 def test_a_resumed_file_starts_where_readers_must_forget(tmp_path: Path) -> None:
-    """Steps 0..150, resumed at 100: the new file starts with a session start at 100, each step is read once (a6)."""
+    """Steps 0..150, resumed at 100: the new file begins with a session start at 100 (report a6)."""
     live(tmp_path, rows(range(151)))
     live(tmp_path, rows(range(100, 161), again=1.0), attempt=1)
     first, second = event_files(tmp_path)
@@ -101,7 +101,7 @@ def test_a_live_point_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_another_runs_points_are_never_hidden(tmp_path: Path) -> None:
-    """A directory with event files of another run or writer: live logging takes a sub-directory (report a7)."""
+    """Where another run or writer has event files, live logging takes a sub-directory (report a7)."""
     live(tmp_path, rows(range(5)))
     live(tmp_path, rows(range(2, 4)), id="f" * 32, trial="other")
     live(tmp_path, rows(range(4, 6)), id="f" * 32, trial="other", attempt=1)
@@ -160,7 +160,7 @@ def test_without_a_path_it_lies_in_the_run(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     """A target that is no directory is an error with its path last."""
     (tmp_path / "tb").write_text("in the way")
-    with pytest.raises(BackendError, match="expected a directory, got a file: .*tb$"):
+    with pytest.raises(BackendError, match=r"expected a directory, got a file: .*tb$"):
         replayed(tmp_path, rows(range(2)))
 
 

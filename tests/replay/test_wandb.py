@@ -37,7 +37,7 @@ def run_record(file: Path) -> Any:
 
 
 def test_a_replayed_run_is_complete(tmp_path: Path) -> None:
-    """Header, run, history, summary and exit are there; relative times are the training's, not the replay's."""
+    """Header, run, history, summary and exit are there; relative times are the training's."""
     replayed(tmp_path, rows(range(5)))
     (file,) = wandb_files(tmp_path)
     kinds = [record.WhichOneof("record_type") for record in wandb_records(file)]
@@ -90,7 +90,7 @@ def test_large_rows_span_the_files_blocks(tmp_path: Path) -> None:
 
 
 def test_names_that_wandb_keeps_for_itself_are_mapped_back() -> None:
-    """Names beginning with an underscore get a mark that can be taken off again; no two names meet (report e7)."""
+    """Names beginning with an underscore get a mark that comes off again; no two meet (report e7)."""
     names = [*ODD_NAMES, "~", "_", "~~x", "__x", "_timestamp", "~_timestamp"]
     assert names == [from_wandb(to_wandb(name)) for name in names]
     assert len(set(names)) == len({to_wandb(name) for name in names})
@@ -98,7 +98,7 @@ def test_names_that_wandb_keeps_for_itself_are_mapped_back() -> None:
 
 
 def test_a_directory_that_was_synced_is_left_alone(tmp_path: Path) -> None:
-    """What was uploaded is not replaced: a run that went on gets another id, or the upload would double it (b3)."""
+    """What was uploaded is not replaced: a run that went on gets another id (report b3)."""
     replayed(tmp_path, rows(range(3)))
     (first,) = wandb_files(tmp_path)
     first.with_name(first.name + ".synced").touch()
@@ -193,7 +193,7 @@ class Told:
     def __iter__(self):
         self.passes += 1
         for row in rows(range(30)):
-            if fatal == "measuring" and row.step == 7 or fatal == "writing" and self.passes > 1 and row.step == 20:
+            if (fatal, self.passes, row.step) in {("measuring", 1, 7), ("writing", 2, 20)}:
                 die()
             yield row
 if fatal == "marking":
@@ -212,7 +212,7 @@ open_backend("wandb", mode="offline", path=path / "wandb").rewrite(run_info(path
     ("fatal", "held"), [("measuring", 10), ("writing", 0), ("writing", 10), ("marking", 10), ("removing", 10)]
 )
 def test_a_killed_replay_made_again_ends_as_if_made_once(tmp_path: Path, fatal: str, held: int) -> None:
-    """Killed while reading, writing, recording success or tidying up, over nothing or an older replay: as if once."""
+    """Killed while reading, writing, recording success or tidying up, and run again: as if once."""
     if held:
         replayed(tmp_path, rows(range(held)))
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), fatal], cwd=ROOT, check=False)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +78,8 @@ def test_returns_what_the_evaluation_returned():
     evaluator = Evaluator(EvaluatorConfig(freq_steps=2), SPEC)
     results = [evaluator.evaluate(lambda: {"accuracy": 0.5}, 0, step, step) for step in range(4)]
     assert [None, {"accuracy": 0.5}, None, {"accuracy": 0.5}] == results
-    assert evaluator.state_dict() == json.loads(json.dumps(evaluator.state_dict()))
+    state = evaluator.state_dict()
+    assert state == json.loads(json.dumps(state))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_may_be_subclassed():
     """A subclass can decide for itself, through the control that AReaL's evaluator has, too."""
 
     class Twice(Evaluator):
-        def evaluate(self, evaluate_fn, epoch, step, global_step):
+        def evaluate(self, evaluate_fn, epoch, step, global_step):  # noqa: ARG002
             if not self.freq_ctl.check(epochs=int(step == self.ft_spec.steps_per_epoch - 1), steps=1):
                 return None
             return evaluate_fn(), evaluate_fn()
@@ -215,7 +217,7 @@ def test_resume_makes_up_at_the_first_check_in_areals_loop(tmp_path):
 
 
 def test_resume_runs_each_evaluation_that_is_missing(tmp_path):
-    """Of two evaluations due at the crash, the one that is not complete is run, then 40 and 42 (report h4)."""
+    """Of two evaluations due at the crash the incomplete one is run, then 40 and 42 (report h4)."""
     eventlog.start(tmp_path, role="trainer")
     eventlog.current().claim_attempt()
     frequencies = {"math": 5, "code": 7}
@@ -368,13 +370,11 @@ def test_skewed_clocks_take_identical_decisions(ranks):
     (first, collectives), (second, _) = ranks.run(decide_by_seconds, 100)
     assert first == second
     assert 100 == collectives
-    gaps = [
-        sum(1.0 + step % 3 for step in range(a + 1, b + 1)) for a, b in zip(first, first[1:], strict=False)
-    ]
+    gaps = [sum(1.0 + step % 3 for step in range(a + 1, b + 1)) for a, b in pairwise(first)]
     assert all(10 <= gap < 13 for gap in gaps)
 
 
-def decide_by_steps(rank, checks):
+def decide_by_steps(_, checks):
     count = collective.count()
     evaluator = Evaluator(EvaluatorConfig(freq_steps=3, freq_epochs=1), SPEC)
     evaluated = [step for step in range(checks) if evaluator.evaluate(lambda: True, 0, step, step)]

@@ -168,7 +168,7 @@ def test_start_epoch_moves_the_epochs():
 
 
 def test_seconds_begin_when_the_evaluation_has_ended():
-    """Ten seconds, steps of one, evaluations of fifteen: ten steps lie between two evaluations (report h10)."""
+    """Ten seconds, steps of one, evaluations of fifteen: ten steps lie between two of them (report h10)."""
     config = EvaluatorConfig(freq_secs=10)
     assert [10, 20, 30] == evaluations(config, 35, evaluation_seconds=15)
 
