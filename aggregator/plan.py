@@ -129,7 +129,7 @@ def _names(entries: Iterable[Entry]) -> Names:
     return Names((entry.slot.key for entry in found), (entry.meta for entry in found))
 
 
-def _place(slot: Slot) -> tuple[str, str, str]:
+def _order(slot: Slot) -> tuple[str, str, str]:
     return slot.tracker, slot.key, slot.label or ""
 
 
@@ -149,7 +149,7 @@ class Layout:
     def __init__(self, epoch: int = 0, known: Iterable[Entry] = (), carried: Iterable[Slot] = ()) -> None:
         carried = frozenset(carried)
         self.epoch = epoch
-        self.known = tuple(sorted(known, key=lambda entry: _place(entry.slot)))
+        self.known = tuple(sorted(known, key=lambda entry: _order(entry.slot)))
         self.positions = np.array([i for i, e in enumerate(self.known) if e.slot in carried], np.intp)
         self.wire = tuple(self.known[i] for i in self.positions)
         self.hash = _fingerprint(self.known, carried)
@@ -165,6 +165,10 @@ class Layout:
             return None
         found = [self._wire_index.get(load.entries[i].slot, -1) for i in load.chosen]
         return None if -1 in found else np.array(found, np.int64)
+
+    def carries(self, slot: Slot) -> bool:
+        """Whether the slot is on the wire."""
+        return slot in self._wire_index
 
     def seen_by(self, rank: int) -> tuple[NDArray[np.intp], Names]:
         """Return the wire positions whose numbers are a rank's own, and the names of their keys."""
@@ -271,14 +275,14 @@ def agree(
         return layout, idle, sorted(conflicts)
     entries = {entry.slot: entry for views in told.values() for entry in views}
     counts = dict.fromkeys(entries, 0)
-    old_carried = {entry.slot for entry in layout.wire}
     for entry, count in zip(layout.known, idle.tolist(), strict=True):
         slot = entry.slot
         if slot in entries or count >= IDLE_EXPORTS or _displaced(entry, told.get(slot[:2], ())):
             continue
         entries[slot] = entry
-        counts[slot] = count if slot in old_carried else count + full
-    new = Layout(layout.epoch + 1, entries.values(), (carried | old_carried) & entries.keys())
+        counts[slot] = count if layout.carries(slot) else count + full
+    wanted = [slot for slot in entries if slot in carried or layout.carries(slot)]
+    new = Layout(layout.epoch + 1, entries.values(), wanted)
     return new, np.array([counts[entry.slot] for entry in new.known], np.int64), []
 
 

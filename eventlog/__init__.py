@@ -1,16 +1,14 @@
 """eventlog records and keeps: what every process saw, in files that survive it.
 
-import eventlog
-
-eventlog.start(run_dir, role="actor")
-...
-eventlog.stop()
+Every process that records calls `eventlog.start(run_dir, role="actor")`, or is run with AREAL_METRICS_DIR set;
+`eventlog.stop()` writes what is queued. The verbs that record are those of `aggregator.stats_tracker`.
 """
 
 from . import errors, moments, workflow_context
-from .arrays import as_step
+from .arrays import as_number, as_step
 from .errors import ArealMetricsError
-from .log import Log
+from .log import Log, Options
+from .manifest import read_json, write_json
 from .process import current, start, stop
 from .reader import RunReader
 from .recorder import Recorder, drain, set_step
@@ -21,18 +19,22 @@ __all__ = [
     "ArealMetricsError",
     "Kind",
     "Log",
+    "Options",
     "Recorder",
     "ReduceType",
     "RunDir",
     "RunReader",
     "Spread",
+    "as_number",
     "as_step",
     "current",
     "drain",
     "errors",
     "moments",
+    "read_json",
     "set_step",
     "start",
     "stop",
     "workflow_context",
+    "write_json",
 ]

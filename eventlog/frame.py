@@ -92,7 +92,7 @@ class RowBlock:
     def row(self) -> NDArray[Any]:
         """Return the next row to write into; `note` names it."""
         if self._free == 0:
-            size = max(self.expected, len(self.calls))
+            size = max(1, self.expected, len(self.calls))
             self.matrices.append(np.empty((size, self.width), self.dtype))
             self._free = size
         matrix = self.matrices[-1]

@@ -211,6 +211,7 @@ class Log:
         global_step: int,
         metrics: Sequence[dict[str, float]] = (),
         *,
+        time_us: int | None = None,
         restored_step: int | None = None,
         tags: dict[str, Any] | None = None,
     ) -> bool:
@@ -218,7 +219,8 @@ class Log:
 
         Returns whether the commit and everything before it is written (a SIGKILL cannot take it back);
         past COMMIT_SECONDS it warns, counts `not_durable` and returns False. `metrics` has one dict per
-        sub-index; `restored_step` is the last_commit_step the logger was restored with.
+        sub-index; `time_us` is when it happened (now, if not given); `restored_step` is the last_commit_step
+        the logger was restored with.
         """
         with self._lock:
             first, last = self._committed + 1, self._drained
@@ -230,7 +232,7 @@ class Log:
             tags, self._tags = {**self._tags, **(tags or {})}, {}
         made = encode.Commit(
             number=number,
-            time=time.time_ns() // 1000,
+            time=time.time_ns() // 1000 if time_us is None else time_us,
             attempt=self.attempt,
             leader=self.leader,
             restored_step=restored_step,

@@ -51,7 +51,7 @@ class Recorder:
         self._current: dict[str, Masked] = {}
         self.masks: list[Masked] = []
         self.series: dict[tuple[Spec, int | None], Series] = {}
-        self.kept_since: int | None = None  # the first window of what exports without reset left here
+        self.kept_since: int | None = None  # the first window with records that a later export covers too
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Drained:
     frame: Frame
     specs: list[Spec]
     rows: Rows
-    first_window: int  # before the frame's own when earlier exports did not reset
+    first_window: int  # before the frame's own when it covers what earlier exports left
     step: int | None = None
 
 
@@ -243,12 +243,14 @@ def drain(
 
 
 def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:
-    if not reset:
-        recorder.kept_since = window if recorder.kept_since is None else recorder.kept_since
-    elif key is None:
-        recorder.forget()
-    else:
+    if reset and key is not None:
         recorder.forget_key(key)
+    elif reset:
+        recorder.forget()
+    # A mask is logged with the first stat under it, which may be exported before the mask itself is.
+    owed = any(masked.record_id != UNLOGGED and not masked.counted for masked in recorder.masks)
+    if recorder.kept_since is None and (owed or not reset):
+        recorder.kept_since = window
 
 
 def _ids_for(recorders: list[Recorder]) -> int:

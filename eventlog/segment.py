@@ -101,6 +101,7 @@ class SegmentWriter:
         self.frames = 0  # sealed, the schema not counted
         self.unsynced = 0  # bytes
         self.said: list[Loss] = []  # losses noted before the first frame: they go with the files in `leave`
+        self._named = False  # whether the files' names are on the disk
         self._uid = os.urandom(16)
         self._created: list[Path] = []
         self._descriptors: list[int] = []
@@ -162,9 +163,9 @@ class SegmentWriter:
         _sync(self._data)
         _sync(self._index)
         self.unsynced = 0
-        if self._created:
-            self._created.clear()
+        if not self._named:
             _sync_folder(self.file.folder)
+            self._named = True
 
     def finish(self) -> None:
         """Write the end record, if the disk takes it, and close as `close` does."""

@@ -80,7 +80,7 @@ class CursorFile:
         if not self.path.exists():
             return Cursor(self._backend, self._target)
         try:
-            data = eventlog.manifest.read_json(self.path)
+            data = eventlog.read_json(self.path)
             return _parse(data, self.path)
         except errors.ManifestError:
             if required:
@@ -92,7 +92,7 @@ class CursorFile:
         """Replace the file; RunDirectoryError when that is not possible."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            eventlog.manifest.write_json(self.path, asdict(cursor))
+            eventlog.write_json(self.path, asdict(cursor))
         except OSError as error:
             raise errors.RunDirectoryError(
                 f"expected to write the cursor of {self._backend} (another folder can be given as cursors), "

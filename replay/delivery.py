@@ -70,7 +70,11 @@ class Delivery:
         self._queue_rows = queue_rows
         self._capabilities = capabilities_of(backend)
         self._store = store_for(backend, cursors)
-        self._cursor, last = self._begin()
+        try:
+            self._cursor, last = self._begin()
+        except BaseException:
+            backend.close()
+            raise
         self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
         self._ready: deque[Row] = deque()
         self._changed = threading.Condition()
@@ -90,9 +94,7 @@ class Delivery:
             taken = self._gate.withheld == before
             self._changed.notify()
         if not taken:
-            self._say(
-                "withheld", f"step {row.step} is below what was told, or told already: only the log has it"
-            )
+            self._say("withheld", f"step {row.step} comes too late or again: only the log has it")
         return taken
 
     def hold(self, step: int) -> None:
@@ -103,8 +105,9 @@ class Delivery:
 
     def restored(self, step: int) -> None:
         """Take note that the run was restored after `step`: what comes at or below it is late."""
-        with self._changed:
-            self._gate.raise_floor(step)
+        if self._capabilities.rewinds:  # others hold on to what they have, and know their own last step
+            with self._changed:
+                self._gate.raise_floor(step)
 
     def status(self) -> Status:
         """Return how things stand."""

@@ -90,22 +90,21 @@ class StatsLogger:
         The log has everything when this returns (see `Log.commit`); backends are told in the background.
 
         StepError for a step that is none, RecordingError for names that collide, RecordingTypeError for a
-        value that is no number: then nothing is committed. RewindError with `on_rewind: error` when a backend
-        can no longer take the step: the log has it all the same.
+        value that is no number, LogError after closing: then nothing is committed. RewindError with
+        `on_rewind: error` when a backend can no longer take the step: the log has it all the same.
         """
         at = as_step(epoch), as_step(step), as_step(global_step)
-        rows = (
-            [flatten(each) for each in (data if isinstance(data, (list, tuple)) else [data])]
-            if self.leader
-            else []
-        )
-        began = time.time()
-        durable = self._log.commit(*at, rows, restored_step=self._restored_step)
+        if self._closed:
+            raise errors.LogError(f"expected an open logger, got a commit of step {at[2]} after close")
+        parts = data if isinstance(data, (list, tuple)) else [data]
+        rows = [flatten(part) for part in parts] if self.leader else []
+        began = time.time_ns() // 1000
+        durable = self._log.commit(*at, rows, time_us=began, restored_step=self._restored_step)
         self._last_commit_step = max(self._last_commit_step, at[2])
         if self.leader:
             shown = [without_counts(row) for row in rows]
             self._announce(*at, shown)
-            self._tell(at[2], shown, began, time.time())
+            self._tell(at[2], shown, began / 1e6, time.time())
         return durable
 
     def state_dict(self) -> dict[str, int]:
@@ -124,6 +123,13 @@ class StatsLogger:
     def status(self) -> list[Status]:
         """Return how the delivery to each backend stands; empty on ranks other than 0."""
         return [delivery.status() for delivery in self._deliveries]
+
+    @staticmethod
+    def get_log_path(config: Any) -> str:
+        """Return the log root of a config, created when it does not exist."""
+        root = log_root(resolve(config))
+        root.mkdir(parents=True, exist_ok=True)
+        return str(root)
 
     def print_stats(self, stats: Mapping[str, float]) -> None:
         """Show a table of metrics: in Python's logging where INFO is switched on, else on standard output."""
@@ -230,7 +236,7 @@ def _log_for(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | None
     trial = (config.experiment_name, config.trial_name)
     known = _trials.setdefault(log, trial)
     if known != trial:
-        raise errors.ConfigError(
+        raise errors.LogError(
             f"expected trial {'/'.join(known)}, whose log this process has, got {'/'.join(trial)}: "
             f"pass run= for a second one: {log.run.path}"
         )
@@ -248,7 +254,7 @@ def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | Non
     if Path(run).resolve() == Path(started.run.path).resolve():
         return started, False
     return Log(
-        eventlog.log.Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)
+        eventlog.Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)
     ), True
 
 

@@ -28,7 +28,7 @@ def flatten(data: Any) -> dict[str, float]:
             raise errors.RecordingError(
                 f"expected one value for {key!r}, got two: a nested dict and a name with '/'"
             )
-        number = eventlog.arrays.as_number(value, key)
+        number = eventlog.as_number(value, key)
         flat[key] = float(number) if isinstance(number, int) and not -(2**63) <= number < 2**63 else number
     return flat
 

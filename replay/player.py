@@ -76,8 +76,8 @@ def play(
 
     `since` and `until` bound the steps (both included), `keys` may be globs. `attempts="all"` also tells
     superseded steps where no later attempt has them; `source="recomputed"` tells what the log says instead of
-    what was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default. `new_run`
-    begins anew on every target; `dry_run` only counts; `progress` shows a bar when stderr is a terminal.
+    what was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default.
+    `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a bar on a terminal.
 
     Every backend is told, whatever befalls another; then the first error is raised, with the others noted.
     """
@@ -110,7 +110,8 @@ def tell_all(
                 told = _Told(story, advance)
                 reports.append(_tell(told, backend, run, selection, cursors, dry_run=dry_run))
         except errors.ArealMetricsError as error:
-            _log.error("%s: %s", name_of(backend), error)
+            if failed:  # the first is raised in the end
+                _log.error("%s: %s", name_of(backend), error)
             failed.append(error)
     for other in failed[1:]:
         failed[0].add_note(str(other))

@@ -85,7 +85,7 @@ def _play(rank: int, program: Program, folder: str) -> list[list[dict[str, float
 
 def export(rank: int, asked: Export, step: int) -> dict[str, float] | str:
     """Make one export on this rank; return its numbers, or the error as text."""
-    groups = group_of(rank, asked.reduce_groups), group_of(rank, (asked.sync_group,))
+    groups = group_of(rank, asked.reduce_groups), group_of(rank, asked.sync_groups)
     given = step if rank in asked.step_given_by else None
     try:
         if asked.tracker is None:

@@ -60,12 +60,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Export:
-    """One export, which all ranks call; each of them passes the reduce_group that it is in."""
+    """One export, which all ranks call; each of them passes the groups that it is in."""
 
     tracker: str | None = None  # whose; None: export_all
     key: str | None = None  # the full name of the only key that is exported
     reduce_groups: tuple[Ranks, ...] = ()  # (): without
-    sync_group: Ranks = ()  # key_sync_group; (): without
+    sync_groups: tuple[Ranks, ...] = ()  # as key_sync_group; (): without
     reset: bool = True
     step_given_by: Ranks = ()  # who passes step=
 
@@ -195,7 +195,7 @@ def carried_by(key: Key, group: Ranks, export: Export) -> Ranks:
     That is the reduce_group; for a key with groups of its own, the first of reduce_group and key_sync_group
     that contains these ranks.
     """
-    wider = (*export.reduce_groups, export.sync_group) if key.groups else export.reduce_groups
+    wider = (*export.reduce_groups, *export.sync_groups) if key.groups else export.reduce_groups
     return next((ranks for ranks in wider if {*group} <= {*ranks}), ())
 
 
@@ -228,18 +228,23 @@ def _agreed(key: Key, parts: Sequence[Any]) -> bool:
 
 
 def answers(pools: Iterable[Pooled], export: Export, ranks: Ranks) -> Answers:
-    """Return what each rank reads: all keys of the sets it is in; or an error, where it hears of one.
-
-    Who hears of one: the ranks that share a collective with those who disagree, then all of key_sync_group.
-    """
+    """Return what each rank reads: all keys of the sets it is in; or an error, where it hears of one."""
     said: Answers = {rank: {} for rank in ranks}
     for pooled in pools:
         for rank in pooled.group:
             said[rank] = {**(said[rank] or {}), **pooled.numbers}
     for pooled in pools:
         if not pooled.agreed:
-            said |= dict.fromkeys((*pooled.carrier, *export.sync_group))
+            said |= dict.fromkeys(_who_hears(pooled.carrier, export))
     return said
+
+
+def _who_hears(carrier: Ranks, export: Export) -> set[int]:
+    """Return who learns of a disagreement: who shares the collective, and then who meets one of those in the
+    key_sync_group, which is entered afterwards.
+    """
+    later = [group for group in export.sync_groups if not {*carrier}.isdisjoint(group)]
+    return {*carrier}.union(*later if carrier not in export.sync_groups else ())
 
 
 # -- what a step says ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from eventlog.reader import RunReader
+from eventlog.reader import RunReader, SessionState
 from eventlog.rundir import Problem, Producer, RunDir, now_us
 from eventlog.schema import COMMITS, PAYLOAD, RECORDS, Stream
 from eventlog.writer import Writer
@@ -93,10 +93,11 @@ def write_run(path: Path, windows: int = 3, role: str = "actor", rank: int = 0, 
 
 @dataclass
 class Told:
-    """What a reader said: rows by (stream, role, rank, session, window, frame, first id), and problems."""
+    """What a reader said: rows by (stream, role, rank, session, window, frame, first id), and all else."""
 
     frames: dict[tuple[Any, ...], list[dict[str, Any]]]
     problems: list[Problem]
+    states: list[SessionState]
     reader: RunReader
 
     def windows(self, stream: Stream = Stream.RECORDS) -> list[int]:
@@ -112,10 +113,10 @@ def tell(path: Path, reader: RunReader | None = None) -> Told:
     """Read everything of a run and its sessions' states."""
     reader = reader or RunReader(path)
     frames = {key: batch.to_pylist() for key, batch in _all(reader)}
-    reader.sessions()
+    states = reader.sessions()
     reader.producers()
     reader.run.attempts()
-    return Told(frames, reader.problems, reader)
+    return Told(frames, reader.problems, states, reader)
 
 
 def _all(reader: RunReader) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:

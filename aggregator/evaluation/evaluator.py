@@ -118,11 +118,11 @@ class Evaluator:
             evaluator.evaluate(evaluate, epoch, step, global_step)
             logger.commit(epoch, step, global_step, stats)
 
-    `config` is an EvaluatorConfig or anything with those names. All ranks call the same methods: with
-    torch.distributed running, where seconds are configured and at the first call after a resume, rank 0
-    decides for all (of `group`, if given). Where a log is started it remembers which evaluations were
-    committed: a resumed run repeats none of them and makes up for the one that was lost. Evaluators on
-    schedules of their own have names of their own.
+    `config` is an EvaluatorConfig or anything with those names. All ranks call the same methods. With
+    torch.distributed running, rank 0 (of `group`, if given) decides for all where seconds are configured,
+    before training, and at the first check after a resume. Where a log is started it remembers which
+    evaluations were committed: a resumed run repeats none of them and makes up for the one that was lost.
+    Evaluators on schedules of their own have names of their own.
     """
 
     def __init__(
@@ -162,17 +162,18 @@ class Evaluator:
         returned, or None.
         """
         self._asked_before = True
-        restored = self._progress.position
-        updates = restored.updates if global_step is None else _updates(global_step)
+        progress = self._progress
+        updates = progress.position.updates if global_step is None else _updates(global_step)
         owed = self._recall(updates)
         if updates:
-            epochs = max(restored.epochs, updates // self.ft_spec.steps_per_epoch)
+            epochs = max(progress.position.epochs, updates // self.ft_spec.steps_per_epoch)
             at = Position(epochs, updates)
-            due = owed or self._progress.due(at)
+            due = owed or progress.due(at)
         else:
             at = Position()
-            due = self.freq_ctl.before and not self._progress.before_done
-        return self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=True))
+            due = self.freq_ctl.before and not progress.before_done
+        together = bool(updates) or self.freq_ctl.before  # else nothing can be due on any rank
+        return self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=together))
 
     def evaluate(
         self, evaluate_fn: Callable[[], T] | None, epoch: int, step: int, global_step: int
@@ -183,7 +184,7 @@ class Evaluator:
         what `evaluate_fn` returned, or None. None for `evaluate_fn` skips, and says so once.
         """
         epochs = as_step(epoch) + (as_step(step) >= self.ft_spec.steps_per_epoch - 1)
-        at = Position(epochs, _updates(global_step))
+        at = Position(epochs, as_step(global_step) + 1)
         resumed = not self._checked and (self._restored or at.updates > 1)
         owed = self._recall(at.updates - 1) if resumed else False
         due = owed or self._first_of_run(at) or self._progress.due(at)

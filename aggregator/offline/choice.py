@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .candidates import Candidate
     from .history import History
+    from .reading import Ints
     from .recompute import Segments, Spec
 
     Places = NDArray[np.intp]
@@ -63,11 +64,21 @@ class Spoken(NamedTuple):
 
 def choose(history: History, found: Segments, *, superseded: bool = False) -> list[Spoken]:
     """Return what is said, by attempt, step and key; `superseded`: by outdated attempts too."""
+    chooser, rivals = _court(history, found, superseded=superseded)
+    return [spoken for those in rivals for spoken in chooser.speak(those)]
+
+
+def speaking(history: History, found: Segments, *, superseded: bool = False) -> Ints:
+    """Return the segments that speak, also those of which no number is exported."""
+    chooser, rivals = _court(history, found, superseded=superseded)
+    return np.unique([segment for those in rivals for segment, *_ in chooser.decide(those)]).astype(np.int64)
+
+
+def _court(history: History, found: Segments, *, superseded: bool) -> tuple[_Chooser, Iterator[list[int]]]:
     places = np.arange(len(found)) if superseded else np.flatnonzero(~found.superseded)
     numbers = _numbers(found, places)
     committed = _committed(history, {name for those in numbers.values() for name in those})
-    chooser = _Chooser(found, numbers, committed)
-    return [spoken for rivals in _rivals(found, places) for spoken in chooser.speak(rivals)]
+    return _Chooser(found, numbers, committed), _rivals(found, places)
 
 
 # -- numbers -------------------------------------------------------------------------------------------
@@ -143,8 +154,8 @@ def _rivals(found: Segments, places: Places) -> Iterator[list[int]]:
     lowest = np.where(tier == _GROUPS, found.lowest[places], 0)
     order = np.lexsort((candidate, -time, lowest, tier, key, step, attempt))
     firsts = first_rows(attempt[order], step[order], key[order])
-    segments, stops = places[order].tolist(), [*firsts[1:].tolist(), len(order)]
-    for start, stop in zip(firsts.tolist(), stops, strict=True):
+    segments, stops = places[order].tolist(), np.append(firsts, len(order))[1:]
+    for start, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
         yield segments[start:stop]
 
 
@@ -171,15 +182,19 @@ class _Chooser:
         self._committed = committed
         self._tolerance = _tolerances(found)
 
-    def speak(self, rivals: Sequence[int]) -> Iterator[Spoken]:
-        """Yield what the best of the rivals says, for each sub-index under which the key was committed."""
+    def decide(self, rivals: Sequence[int]) -> Iterator[tuple[int, int, Mapping[str, Committed]]]:
+        """Yield (segment, sub-index, what was committed) for each sub-index the key was committed under."""
         made = self._candidate(rivals[0])
         names = dict.fromkeys(name for segment in rivals for name in self._numbers[segment])
         said = {name: self._committed.get((made.attempt, made.step, name), _NOTHING) for name in names}
         subs = sorted({sub for those in said.values() for sub in those}) or [0]
         for turn, sub in enumerate(subs):
             those = {name: of_subs[sub] for name, of_subs in said.items() if sub in of_subs}
-            segment = self._speaker(rivals, those, turn if len(subs) > 1 else None)
+            yield self._speaker(rivals, those, turn if len(subs) > 1 else None), sub, those
+
+    def speak(self, rivals: Sequence[int]) -> Iterator[Spoken]:
+        """Yield every number that the best of the rivals says."""
+        for segment, sub, those in self.decide(rivals):
             for name, number in self._numbers[segment].items():
                 was = those.get(name)
                 differs = None if was is None else not _agree(number, was, self._tolerance[segment])

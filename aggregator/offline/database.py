@@ -31,7 +31,9 @@ _LATER: Final = {
     "_metrics": frozenset({"metrics", "keys", "evaluations"}),
     "_payload": frozenset({"payload", "tensors", "masks", "scalars", "samples"}),
 }
-_READING: Final = (StatementType.SELECT, StatementType.MULTI)
+_READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
+_WORD: Final = re.compile(r"\w+")
+_TEXT: Final = re.compile(r"'(?:[^']|'')*'")
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 _LOCK: Final = """
 set TimeZone = 'UTC';
@@ -74,7 +76,6 @@ class Database:
     ) -> None:
         """Stand the views: with the column `run` for several runs, with superseded rows if wanted."""
         self._con = duckdb.connect(":memory:")
-        self._names = duckdb.connect(":memory:")  # has no views, so it tells which ones a query names
         self._later = {name: make for name, (_, make) in later.items()}
         for name, table in tables.items():
             self._con.register(name, table)
@@ -100,13 +101,12 @@ class Database:
     def close(self) -> None:
         """Let go of the tables."""
         self._con.close()
-        self._names.close()
 
     def sql(self, query: str) -> pa.Table:
         """Answer a query that only reads; QueryError for any other, and for what DuckDB refuses."""
-        kind = self._check(query)
+        self._check(query)
+        self._provide(query)
         try:
-            self._provide(self._named(query, kind))
             return self._con.sql(query).to_arrow_table()
         except duckdb.Error as error:
             raise errors.QueryError(_explained(error)) from error
@@ -115,7 +115,7 @@ class Database:
         """Return view, column, type and comment of every column."""
         return self._con.sql(_SCHEMA, params=[list(VIEWS)]).to_arrow_table()
 
-    def _check(self, query: str) -> StatementType:
+    def _check(self, query: str) -> None:
         try:
             statements = self._con.extract_statements(query)
         except duckdb.Error as error:
@@ -124,21 +124,17 @@ class Database:
             raise errors.QueryError(f"expected one statement, got {len(statements)}")
         kind = statements[0].type
         if kind == StatementType.EXPLAIN:
-            return self._check(_EXPLAIN.sub("", query, count=1))
-        if kind not in _READING:
+            self._check(_EXPLAIN.sub("", query, count=1))
+        elif kind not in _READING:
             raise errors.QueryError(
                 "expected a SELECT, WITH, DESCRIBE, SUMMARIZE, PIVOT or EXPLAIN statement, "
                 f"got {kind.name}: a session only reads"
             )
-        return kind
 
-    def _named(self, query: str, kind: StatementType) -> set[str]:
-        if kind == StatementType.MULTI:  # a PIVOT without IN is several statements: any word may be a view
-            return set(re.findall(r"\w+", query.lower()))
-        return {name.lower() for name in self._names.get_table_names(query)}
-
-    def _provide(self, named: set[str]) -> None:
-        for name in [name for name in self._later if named & _LATER[name]]:
+    def _provide(self, query: str) -> None:
+        """Make the tables of the views that a query names; that a word is no view's name costs only time."""
+        words = set(_WORD.findall(_TEXT.sub("", query.lower())))
+        for name in [name for name in self._later if words & _LATER[name]]:
             self._con.register(name, self._later[name]())
             del self._later[name]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from eventlog import errors, moments
 
 from . import payload
-from .choice import choose
+from .choice import speaking
 from .placing import groups
 from .reading import NONE, codes, ints, nullable
 from .recompute import moments_of, segments
@@ -97,10 +97,7 @@ def _counted(history: History, key: str, by: Sequence[str], *, every: bool) -> t
         records = np.flatnonzero(chosen if every else chosen & ~placed.superseded)
         return records, placed.steps[records]
     found = segments(history, {key})
-    speaking = np.unique([spoken.segment for spoken in choose(history, found, superseded=every)]).astype(
-        np.int64
-    )
-    counted = np.isin(found.of_records, speaking)
+    counted = np.isin(found.of_records, speaking(history, found, superseded=every))
     records = found.records[counted]
     steps = np.array([c.step for c in found.candidates], np.int64)[found.candidate[found.of_records[counted]]]
     # An export without reset covers records again: once a step, or once in all.
@@ -250,10 +247,12 @@ def quantiles(values: Floats, asked: Sequence[float]) -> list[float | None]:
 
 def _interpolated(ordered: Floats, place: float) -> float:
     low = math.floor(place)
-    below = float(ordered[low])
-    if low == place or below == (above := float(ordered[low + 1])):  # equal infinities have no difference
+    below, part = float(ordered[low]), place - low
+    if part == 0 or below == (above := float(ordered[low + 1])):
         return below
-    return below + (above - below) * (place - low)
+    if math.isinf(below) or math.isinf(above):  # a difference would be no number
+        return (1 - part) * below + part * above
+    return below + (above - below) * part
 
 
 def _median(values: Floats) -> float | None:

@@ -60,5 +60,7 @@ def _lists(
     mask = None if valid is None or not there else ~np.concatenate(valid)
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)], dtype=np.int32)
     return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(items, kind, mask=mask), mask=pa.array([row is None for row in rows])
+        pa.array(offsets),
+        pa.array(items, kind, mask=mask),
+        mask=pa.array([row is None for row in rows], pa.bool_()),
     )

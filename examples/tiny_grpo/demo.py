@@ -47,9 +47,9 @@ CORRECT_ONLY = """
 select step, avg(reward) as of_all, avg(reward) filter (correct) as of_correct,
     count(*) filter (correct) as correct, count(*) as sequences
 from (
-    select t.step, unnest(t.values) as reward, unnest(m.mask) as correct
-    from tensors t join masks m on t.rank = m.rank and t.step = m.step
-    where t.key = 'ppo_actor/task_reward' and m.key = 'ppo_actor/correct_n_seqs'
+    select step, unnest(tensors.values) as reward, unnest(mask) as correct
+    from tensors join masks using (step, rank)
+    where tensors.key = 'ppo_actor/task_reward' and masks.key = 'ppo_actor/correct_n_seqs'
 )
 where step % 10 = 9 group by step order by step
 """

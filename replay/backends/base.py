@@ -76,6 +76,11 @@ class Selection:
             and (self.keys is None or (other.keys is not None and set(other.keys) <= set(self.keys)))
         )
 
+    def __str__(self) -> str:
+        since = "the first" if self.since is None else self.since
+        until = "the last" if self.until is None else self.until
+        return f"steps {since} to {until} of {'all keys' if self.keys is None else ', '.join(self.keys)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -24,7 +24,7 @@ MARKER = "areal-metrics.json"
 def read_marker(folder: Path) -> dict[str, Any] | None:
     """Return what the folder's marker says, None when there is none; ManifestError when it is damaged."""
     path = folder / MARKER
-    return eventlog.manifest.read_json(path) if path.exists() else None
+    return eventlog.read_json(path) if path.exists() else None
 
 
 def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     """Create or replace the folder's marker; BackendError when the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        eventlog.manifest.write_json(folder / MARKER, marker)
+        eventlog.write_json(folder / MARKER, marker)
     except OSError as error:
         raise errors.BackendError(
             f"expected a directory to write to, got {error.strerror}: {folder}"
@@ -70,7 +70,7 @@ def check_selection(marker: dict[str, Any], selection: Selection, folder: Path) 
     before = Selection(held["since"], held["until"], None if keys is None else tuple(keys))
     if not selection.covers(before):
         raise errors.BackendError(
-            f"expected a selection that includes what the target holds ({before}), got {selection}; "
+            f"expected a selection that includes what the target holds, {before}, got {selection}; "
             f"widen it, replay to another path, or ask for a new run: {folder}"
         )
 

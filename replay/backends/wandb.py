@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
+from ..config import WANDB_MODES
 from ..steps import Order
 from . import directory
 from .base import Capabilities, DisabledBackend, Written, section
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ..steps import Row
     from .base import Backend, RunInfo, Selection
 
-MODES: Final = ("online", "offline", "disabled", "shared")
 _FLUSH_SECONDS: Final = 0.5  # wandb's own default loses up to 15 s to a SIGKILL
 _FORBIDDEN: Final = re.compile(r"[:;,#?/\s]")
 
@@ -65,7 +65,7 @@ class WandbBackend:
         group: str | None = None,
         job_type: str | None = None,
         notes: str | None = None,
-        tags: Sequence[str] | None = None,
+        tags: str | Sequence[str] | None = None,
     ) -> None:
         if find_spec("wandb") is None:
             raise errors.BackendMissingError(
@@ -81,7 +81,7 @@ class WandbBackend:
             "group": group,
             "job_type": job_type,
             "notes": notes,
-            "tags": None if tags is None else list(tags),
+            "tags": [tags] if isinstance(tags, str) else None if tags is None else list(tags),
         }
         self._run: Any = None
         self._last: int | None = None
@@ -192,8 +192,8 @@ class WandbBackend:
 def create(*, mode: str | None = None, **options: Any) -> Backend:
     """Return the backend for a mode; None means WANDB_MODE, else online, as in wandb itself."""
     mode = mode or os.environ.get("WANDB_MODE") or "online"
-    if mode not in MODES:
-        raise errors.ConfigError(f"expected a wandb mode of {', '.join(MODES)}, got {mode!r}")
+    if mode not in WANDB_MODES:
+        raise errors.ConfigError(f"expected a wandb mode of {', '.join(WANDB_MODES)}, got {mode!r}")
     if mode == "disabled":
         return DisabledBackend("wandb")
     if mode != "offline":
@@ -322,7 +322,7 @@ class _Content:
 
 def _number(value: float) -> str:
     """Return a number as JSON; for all but infinities and NaN that is its repr, at a fifth of the cost."""
-    text = repr(value)
+    text = float.__repr__(value) if isinstance(value, float) else str(value)
     return json.dumps(value) if text[-1] in "fn" else text
 
 

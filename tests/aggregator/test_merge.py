@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.merge import Export, merge_worker_stats
@@ -159,6 +159,7 @@ def test_workers_that_disagree_on_a_key_are_refused():
         merge_worker_stats([export(x=(SCALAR, of(1))), export(x=(FAMILY, of(1)))])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=5), min_size=1, max_size=5))
 def test_merging_is_exporting_everything_at_once(parts):
     """However the values were split among workers, the merged export is that of all of them together."""
@@ -169,6 +170,7 @@ def test_merging_is_exporting_everything_at_once(parts):
     np.testing.assert_allclose(list(whole.values()), list(merged.values()), rtol=1e-9, atol=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=4), min_size=3, max_size=3))
 def test_merging_can_be_done_in_stages(parts):
     """A controller of controllers gets what one controller of all workers gets."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.naming import Meta, Names, names
@@ -73,6 +73,7 @@ def test_shares_of_one_number_have_no_extremes():
     assert {"k/avg": 0.25} == found
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([*ReduceType]), VALUES, st.booleans()), max_size=8))
 def test_many_keys_export_what_each_exports_alone(entries):
     """Naming a table of keys equals naming its rows one by one, in order, absent ones left out."""

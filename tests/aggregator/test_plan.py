@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.plan import IDLE_EXPORTS, Entry, Layout, Load, Meta, Slot, agree, propose, route
@@ -217,6 +217,7 @@ LOADS = st.lists(ENTRIES, max_size=4, unique_by=lambda found: found.slot).flatma
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(LOADS, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_after_agreement_everybody_fits(exchanges):
     """Every exchange ends in conflicts and no change, or in a layout that fits all, whoever spoke first."""

@@ -18,7 +18,18 @@ from aggregator import open_run
 from eventlog import Kind, ReduceType, Spread
 from tests.gloo import Ranks
 from tests.players import meet, play
-from tests.reference import Call, Export, Key, Numbers, Oracle, Program, Step, carried_by, differences, expected
+from tests.reference import (
+    Call,
+    Export,
+    Key,
+    Numbers,
+    Oracle,
+    Program,
+    Step,
+    carried_by,
+    differences,
+    expected,
+)
 
 WORLD = 4
 
@@ -104,13 +115,17 @@ def vocabularies(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[Key,
         tracker, scope = draw(st.sampled_from(TRACKERS)), draw(st.sampled_from(SCOPES))
         prefix = f"{tracker}/{scope}".lstrip("/")
         spread = draw(mostly(Spread.SHARDS, Spread.SHARES, Spread.REPLICATED))
-        kind = draw(st.sampled_from([Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.SCALAR, Kind.COUNTER, Kind.TIMING]))
+        kind = draw(
+            st.sampled_from([Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.SCALAR, Kind.COUNTER, Kind.TIMING])
+        )
         if kind is Kind.TIMING:
             keys.append(Key(f"timeperf/k{draw(st.integers(0, 1))}", kind, tracker))
             continue
         first = new(kind, prefix, tracker, spread)
         for _ in range(draw(st.integers(0, 2)) if kind is Kind.DENOMINATOR else 0):
-            reduce_type = draw(st.sampled_from([each for each in ReduceType if each is not ReduceType.SCALAR]))
+            reduce_type = draw(
+                st.sampled_from([each for each in ReduceType if each is not ReduceType.SCALAR])
+            )
             new(Kind.STAT, prefix, tracker, spread, reduce_type=reduce_type, denominator=first.name)
     return tuple(dict.fromkeys(keys))
 
@@ -125,7 +140,9 @@ def values(draw: Callable[..., Any], key: Key, mask: Any) -> Call:
     if key.kind is not Kind.STAT:
         return Call(key, draw({Kind.SCALAR: SCALARS, Kind.COUNTER: COUNTS, Kind.TIMING: TIMES}[key.kind]))
     dtype = draw(st.sampled_from(list(FLOATS)))
-    drawn = draw(st.lists(mostly(FLOATS[dtype], st.sampled_from(SPECIAL)).flatmap(lambda s: s), min_size=1, max_size=6))
+    drawn = draw(
+        st.lists(mostly(FLOATS[dtype], st.sampled_from(SPECIAL)).flatmap(lambda s: s), min_size=1, max_size=6)
+    )
     numbers = np.resize(np.array(drawn, np.float64), mask.shape)
     if draw(st.booleans()):
         numbers = np.where(mask, numbers, np.nan)  # padding holds anything
@@ -155,10 +172,10 @@ def calls(draw: Callable[..., Any], keys: list[Key], oracle: Oracle, rank: int, 
 @st.composite
 def exports(draw: Callable[..., Any], ranks: tuple[int, ...], keys: tuple[Key, ...]) -> Export:
     """Draw an export whose groups can take the keys' own groups."""
-    groups = draw(st.sampled_from([(ranks,), draw(partitions(ranks)), ()]))
-    export = Export(reduce_groups=groups, sync_group=draw(st.sampled_from([(), ranks])))
+    side_by_side = st.sampled_from([(ranks,), draw(partitions(ranks)), ()])
+    export = Export(reduce_groups=draw(side_by_side), sync_groups=draw(side_by_side))
     if any(len(g) > 1 and not carried_by(key, g, export) for key in keys for g in key.groups):
-        export = replace(export, sync_group=ranks)
+        export = replace(export, sync_groups=(ranks,))
     only = draw(mostly(None, *keys))
     if only is not None and only.kind is not Kind.TIMING:
         export = replace(export, tracker=only.tracker, key=only.name)
@@ -212,7 +229,9 @@ def check(stage: Stage, batch: list[Program]) -> None:
                 for which, answers in enumerate(step.answers):
                     for rank in program.ranks:
                         got = said[rank][number][at][which]
-                        _check_answer(answers[rank], got, f"program {number} step {at} export {which} rank {rank}")
+                        _check_answer(
+                            answers[rank], got, f"program {number} step {at} export {which} rank {rank}"
+                        )
             _check_log(Path(folder) / str(number), [(each.committed, each.recomputed) for each in wanted])
 
 
@@ -238,7 +257,11 @@ COMMON = {
     "deadline": None,
     "database": None,
     "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
 }
 BATCHES = st.lists(programs(), min_size=1, max_size=3)
 

@@ -119,7 +119,9 @@ def test_named_trackers_have_scopes_of_their_own():
     with stats_tracker.scope("ppo_actor"):
         stats_tracker.get("rollout").scalar(r=1)
         stats_tracker.scalar(s=1)
-    assert {"rollout/r", "rollout/r__count", "ppo_actor/s", "ppo_actor/s__count"} == set(stats_tracker.export_all())
+    assert {"rollout/r", "rollout/r__count", "ppo_actor/s", "ppo_actor/s__count"} == set(
+        stats_tracker.export_all()
+    )
 
 
 def test_timings_live_under_timeperf_and_combine():

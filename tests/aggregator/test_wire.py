@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator import wire
@@ -41,6 +41,7 @@ def summed(vectors):
     return wire.read_summed(greatest, total, LAYOUT)
 
 
+@settings(deadline=None)
 @given(RANKS)
 def test_both_forms_bring_the_same_moments(ranks):
     """Counts and extremes equal to the bit, float sums up to rounding; both find unequal copies."""
@@ -57,6 +58,7 @@ def test_both_forms_bring_the_same_moments(ranks):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=3))
 def test_integers_stay_exact_as_halves(numbers):
     """Sums of int64 beyond float64 come back exactly from the SUM of float64 halves (report c11)."""

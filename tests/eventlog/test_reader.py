@@ -232,7 +232,7 @@ def test_one_flipped_bit_costs_one_frame(ten):
     assert (data, 5, record.offset) == (problem.path, problem.frame, problem.offset)
     assert str(problem).startswith("expected checksum 0x")
     assert str(problem).endswith(f", frame 5, offset {record.offset}: {data}")
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert ({4}, set(range(10)) - {4}) == (state.incomplete, state.complete)
 
 
@@ -275,7 +275,7 @@ def test_zero_filled_holes_and_tails_cost_what_they_cover(ten):
     told = tell(ten)
     assert [0, 1, 3, 5, 6, 7, 8, 9] == told.windows()
     assert {(data, 3), (index, 5)} <= {(problem.path, problem.frame) for problem in told.problems}
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert ({2, 4}, {0, 1, 3, 5, 6, 7, 8, 9}) == (state.incomplete, state.complete)
 
 
@@ -339,7 +339,7 @@ def test_a_missing_stream_is_reported(ten):
     data.unlink()
     told = tell(ten)
     assert ([], f"is missing, with the frames its index lists: {data}") == (told.windows(), told.reasons())
-    assert set(range(10)) == told.reader.sessions()[0].incomplete
+    assert set(range(10)) == told.states[0].incomplete
 
 
 def test_a_missing_segment_is_reported(tmp_path):
@@ -353,7 +353,7 @@ def test_a_missing_segment_is_reported(tmp_path):
     told = tell(tmp_path)
     missing = set(before) - set(told.windows())
     assert [f"is missing: {after.data}"] == [str(problem) for problem in told.problems]
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert (missing, set(told.windows())) == (state.incomplete, state.complete)
 
 
@@ -457,7 +457,7 @@ def test_a_newer_minor_version_is_read(tmp_path):
     assert [("k0", None, 1.5), ("k1", None, 1.5), ("k2", None, 1.5)] == [
         (row["key"], row["count"], row["sum"]) for row in batch.to_pylist()
     ]
-    assert {0} == told.reader.sessions()[0].complete
+    assert {0} == told.states[0].complete
 
 
 def test_a_newer_major_version_is_refused(tmp_path):
@@ -482,7 +482,7 @@ def test_a_column_of_another_type_names_column_types_and_file(tmp_path):
         told.windows(),
         told.reasons(),
     )
-    assert {0} == told.reader.sessions()[0].incomplete
+    assert {0} == told.states[0].incomplete
 
 
 def test_unknown_columns_without_their_schema_are_refused(tmp_path):
@@ -610,7 +610,7 @@ def test_a_pruned_segment_is_no_damage(tmp_path):
     writer.close()
     told = tell(tmp_path)
     assert ([0, 1, 2, 3], [1, 2, 3], []) == (told.windows(), told.windows(Stream.PAYLOAD), told.problems)
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert ({oldest.number}, {1, 2, 3}, {0, 1, 2, 3}) == (state.pruned, state.payload, state.complete)
     newest.data.unlink()
     assert "is missing" in tell(tmp_path).reasons()

@@ -152,12 +152,12 @@ def test_only_the_last_batch_of_the_last_put_completes_a_window(run, make):
     writer.put(Stream.RECORDS, lambda: iter(batches), last=False, **put)
     writer.wait(1, 10)
     assert [(0, False), (1, False)] == [(r.frame, r.last_of_window) for r in index_of(run.path)]
-    assert {7} == tell(run.path).reader.sessions()[0].incomplete
+    assert {7} == tell(run.path).states[0].incomplete
     writer.put(Stream.RECORDS, lambda: iter(batches[:1]), **put)
     writer.wait(2, 10)
     assert (2, True) == [(r.frame, r.last_of_window) for r in index_of(run.path)][-1]
     assert [(700, 700), (701, 702), (700, 702)] == [(r.first_id, r.last_id) for r in index_of(run.path)]
-    assert {7} == tell(run.path).reader.sessions()[0].complete
+    assert {7} == tell(run.path).states[0].complete
 
 
 def test_an_empty_window_is_complete(run, make):
@@ -168,7 +168,7 @@ def test_an_empty_window_is_complete(run, make):
     writer.put(Stream.RECORDS, list, window=1, nbytes=0)
     writer.put(Stream.RECORDS, list, nbytes=0)
     writer.close()
-    (state,) = tell(run.path).reader.sessions()
+    (state,) = tell(run.path).states
     assert ({0, 1}, set()) == (state.complete, state.incomplete)
 
 
@@ -239,7 +239,7 @@ def test_a_full_queue_waits_a_bounded_time_and_then_counts(run, make):
     settle(writer)
     put_records(writer, 2)
     writer.close()
-    (state,) = tell(run.path).reader.sessions()
+    (state,) = tell(run.path).states
     assert ([Loss(Stream.RECORDS, Cause.QUEUE_FULL, 1, 3, 200)], {1}, {2}) == (
         state.losses,
         state.incomplete,
@@ -300,7 +300,7 @@ def test_payload_that_does_not_fit_hides_no_records(run, make):
     put_window(writer, 3)
     gate.open.set()
     writer.close()
-    (state,) = tell(run.path).reader.sessions()
+    (state,) = tell(run.path).states
     assert ({3}, set()) == (state.complete, state.payload)
     assert [(Stream.PAYLOAD, Cause.QUEUE_FULL, 3)] == [(x.stream, x.cause, x.window) for x in state.losses]
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_encoded_is_a_loss(run, make):
     details = [loss.detail for loss in writer.losses()]
     assert "ZeroDivisionError: boom" == details[0]
     assert "expected the columns of records, got ['record_id'" in details[1]
-    (state,) = tell(run.path).reader.sessions()
+    (state,) = tell(run.path).states
     assert ({4}, {1, 2, 3}) == (state.complete, state.incomplete)
 
 
@@ -354,12 +354,12 @@ def test_closing_ends_every_segment_and_may_be_repeated(run, make):
     """After close each stream has its end mark; closing again, or putting, changes nothing (b11, g5)."""
     writer = make()
     put_window(writer, 0)
-    assert not tell(run.path).reader.sessions()[0].ended
+    assert not tell(run.path).states[0].ended
     assert (True, True) == (writer.close(), writer.close())
     put_window(writer, 1)
     assert 3 == len(writer.losses())
     told = tell(run.path)
-    assert ([0], True) == (told.windows(), told.reader.sessions()[0].ended)
+    assert ([0], True) == (told.windows(), told.states[0].ended)
     for file in run.segments():
         with SealedSegment(file, Problems(), newest=True) as segment:
             assert RecordType.END == [record.type for _, record in segment.entries()][-1]
@@ -378,7 +378,7 @@ def test_closing_never_takes_longer_than_it_is_given(run, make):
     assert {Cause.CLOSE_TIMED_OUT} == {loss.cause for loss in writer.losses()}
     gate.open.set()
     writer._thread.join(10)
-    (state,) = tell(run.path).reader.sessions()
+    (state,) = tell(run.path).states
     assert (True, {0}, {1}) == (state.ended, state.complete, state.incomplete)
 
 
@@ -421,7 +421,7 @@ while True:
     )
     count = int(done.stdout)
     assert list(range(count)) == tell(run.path).windows()[:count]
-    assert tell(run.path).reader.sessions()[0].ended
+    assert tell(run.path).states[0].ended
 
 
 def test_a_forked_child_leaves_the_parents_files_alone(run, make):
@@ -482,7 +482,7 @@ def test_periodic_syncs_come_with_the_heartbeat(run, make, monkeypatch):
         time.sleep(0.01)
     beats = [record for record in index_of(run.path) if record.type == RecordType.HEARTBEAT]
     assert now_us() - 10_000_000 < beats[-1].first_id <= now_us()
-    assert beats[-1].first_id <= tell(run.path).reader.sessions()[0].heartbeat_us
+    assert beats[-1].first_id <= tell(run.path).states[0].heartbeat_us
 
 
 def test_a_failed_sync_is_a_loss_and_a_new_segment(run, make, monkeypatch):
@@ -532,7 +532,7 @@ def test_files_that_may_not_grow_are_left_for_new_ones(run):
     told = tell(run.path)
     assert [window for window in range(30) if window not in (10, 11, 20)] == told.windows(Stream.PAYLOAD)
     assert list(range(30)) == told.windows() == told.windows(Stream.COMMITS)
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert (lost, True) == ([[x.stream, x.cause, x.window, x.rows] for x in state.losses], state.ended)
     assert [] == told.problems
     assert {5000, 50000} >= {
@@ -579,7 +579,7 @@ def test_a_full_disk_is_survived_and_its_losses_listed(small_disk):
     lost = {loss.window for loss in writer.losses() if loss.stream == Stream.PAYLOAD}
     assert {2, 3, 4} <= lost <= {1, 2, 3, 4}
     told = tell(run.path)
-    (state,) = told.reader.sessions()
+    (state,) = told.states
     assert {0, 5, 6, 7} == set(told.windows(Stream.PAYLOAD)) - {1}
     assert {0, 5, 6, 7} <= state.complete
     assert set(range(8)) == state.complete | state.incomplete
@@ -609,8 +609,8 @@ def test_a_failed_write_leaves_no_litter(run, make, monkeypatch):
     writer.close()
     assert [0, 20] == tell(run.path).windows()
     assert (set(range(1, 20)), {0, 20}) == (
-        tell(run.path).reader.sessions()[0].incomplete,
-        tell(run.path).reader.sessions()[0].complete,
+        tell(run.path).states[0].incomplete,
+        tell(run.path).states[0].complete,
     )
 
 

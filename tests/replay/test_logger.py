@@ -18,6 +18,7 @@ from aggregator import open_run
 from eventlog.errors import (
     BackendMissingError,
     ConfigError,
+    LogError,
     RecordingError,
     RecordingTypeError,
     RewindError,
@@ -186,7 +187,7 @@ def test_what_a_strict_backend_would_refuse_is_counted(tmp_path: Path, caplog) -
     (status,) = log.status()
     assert (4, 2) == (status.sent, status.withheld)
     assert [0, 1, 2, 3, 4, 1_000_000] == [step for step, _, _ in metrics(run_of(tmp_path))]
-    assert 1 == caplog.text.count("step 3 is below what was told")
+    assert 1 == caplog.text.count("step 3 comes too late or again")
 
 
 def test_several_commits_of_a_step_are_one_call(tmp_path: Path) -> None:
@@ -332,6 +333,14 @@ def test_a_log_started_here_is_stopped_here(tmp_path: Path) -> None:
     log.close()
     log.close()
     assert None is eventlog.current()
+    with pytest.raises(LogError, match="expected an open logger, got a commit of step 3 after close"):
+        log.commit(0, 0, 3, {"a": 1.0})
+
+
+def test_the_log_root_can_be_asked_for(tmp_path: Path) -> None:
+    """AReaL's trainers ask the class for the path and write there themselves."""
+    assert str(run_of(tmp_path)) == StatsLogger.get_log_path(StatsLoggerConfig("exp", "t0", str(tmp_path)))
+    assert run_of(tmp_path).is_dir()
 
 
 def test_a_log_root_with_other_peoples_files_is_joined(tmp_path: Path) -> None:
@@ -346,7 +355,7 @@ def test_a_log_root_with_other_peoples_files_is_joined(tmp_path: Path) -> None:
 def test_a_second_trial_needs_a_run_of_its_own(tmp_path: Path) -> None:
     """A logger for another trial in one process is an error unless it is told its run."""
     with logger(tmp_path) as first:
-        with pytest.raises(ConfigError, match=r"expected trial exp/t0, .*got exp/other: pass run="):
+        with pytest.raises(LogError, match=r"expected trial exp/t0, .*got exp/other: pass run="):
             logger(tmp_path, trial="other")
         with logger(tmp_path, trial="other", run=tmp_path / "second") as second:
             first.commit(0, 0, 0, {"a": 1.0})

@@ -69,9 +69,11 @@ def test_names_come_from_options_then_the_runs_config(tmp_path: Path) -> None:
     config = {
         "stats_logger": {"wandb": {"project": "configured", "entity": "team", "tags": ["a"], "notes": ""}}
     }
-    replayed(tmp_path, rows(range(1)), options={"name": "given", "entity": "mine"}, config=config)
+    replayed(
+        tmp_path, rows(range(1)), options={"name": "given", "entity": "mine", "tags": "alone"}, config=config
+    )
     run = run_record(wandb_files(tmp_path)[0])
-    assert ("configured", "mine", "given", ["a"], "exp_trial_train") == (
+    assert ("configured", "mine", "given", ["alone"], "exp_trial_train") == (
         run.project,
         run.entity,
         run.display_name,

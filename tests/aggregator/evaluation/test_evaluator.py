@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import aggregator.evaluation
 import eventlog
 from aggregator import collective, stats_tracker
 from aggregator.evaluation import Evaluator, EvaluatorConfig
@@ -160,15 +159,6 @@ def test_may_be_subclassed():
 
     evaluator = Twice(EvaluatorConfig(freq_steps=2), SPEC)
     assert [None, (7, 7), None] == [evaluator.evaluate(lambda: 7, 0, step, step) for step in range(3)]
-
-
-def test_facade_lists_its_names():
-    """The façade's names are sorted and there."""
-    names = aggregator.evaluation.__all__
-    assert sorted(names) == list(names)
-    assert set(names) <= set(dir(aggregator.evaluation))
-    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
-        aggregator.evaluation.nonesuch  # noqa: B018
 
 
 # -- what the log remembers ------------------------------------------------------------------------

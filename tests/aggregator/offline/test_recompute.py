@@ -107,7 +107,7 @@ floats = st.floats(-(2.0**99), 2.0**99, width=32) | st.sampled_from(
     st.sampled_from([t for t in ReduceType if t is not ReduceType.SCALAR]),
 )
 def test_live_and_offline_agree_to_the_bit(tmp_path_factory, ranks, reduce_type):
-    """Whatever the ranks record, a group export's numbers come out of the log exactly as they were returned."""
+    """Whatever ranks record, a group export's numbers come out of the log exactly as they were returned."""
     path = tmp_path_factory.mktemp("run")
     with RunBuilder(path) as run:
         producers = actors(run, len(ranks))

@@ -1,0 +1,298 @@
+"""SQL over a run: the questions no tracker can answer, what the views hold, and what a session refuses."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from aggregator import open_run
+from aggregator.offline.database import VIEWS
+from eventlog import errors
+
+
+@pytest.fixture
+def trained(run):
+    """Two ranks, three steps, two micro-batches a step: token-level and sequence-level masks and values.
+
+    Returns (session, what each rank recorded: a dict per step, rank and micro-batch).
+    """
+    rng = np.random.default_rng(7)
+    actors = [run.producer("actor", rank, world="w", world_size=2) for rank in range(2)]
+    recorded = []
+    for step in range(3):
+        for actor in actors:
+            tracker = actor.tracker()
+            for _ in range(2):
+                n = 3 + actor.rank  # sequences: of unequal number per rank
+                made = {
+                    "step": step,
+                    "rank": actor.rank,
+                    "tokens": rng.random((n, 5)) < 0.6,
+                    "correct": rng.random(n) < 0.5,
+                    "advantages": rng.normal(size=(n, 5)).astype(np.float32),
+                    "reward": rng.normal(size=n).astype(np.float32),
+                }
+                recorded.append(made)
+                masks = {
+                    "n_valid_tokens": made["tokens"],
+                    "n_seqs": np.ones(n, bool),
+                    "correct_n_seqs": made["correct"],
+                }
+                with tracker.scope("ppo_actor"):
+                    tracker.denominator(masks)
+                    tracker.stat("n_valid_tokens", {"advantages": made["advantages"]})
+                    tracker.stat(
+                        "n_seqs",
+                        {"task_reward": made["reward"], "correct": made["correct"].astype(np.float32)},
+                    )
+            tracker.timing("train_step", 1.0 + (step == 1) * actor.rank - (step != 1) * actor.rank / 2)
+        stats = run.export(actors, time=10 * step)
+        actors[0].commit(step, stats, time=10 * step + 5, epoch=0, leader=True)
+        actors[1].commit(step, time=10 * step + 5)
+    return run.open(), recorded
+
+
+def of_step(recorded, step):
+    return [made for made in recorded if made["step"] == step]
+
+
+# -- the three questions ---------------------------------------------------------------------------------
+
+
+def test_p99_of_the_absolute_advantage_by_step(trained):
+    """A percentile over every token of every rank is one line."""
+    session, recorded = trained
+    rows = session.sql("""
+        select step, quantile_cont(abs(a), 0.99) as p99
+        from (select step, unnest(values) as a from tensors where key = 'ppo_actor/advantages')
+        group by step order by step
+    """).to_pylist()
+    for step, row in enumerate(rows):
+        pooled = np.concatenate([m["advantages"][m["tokens"]] for m in of_step(recorded, step)])
+        assert step == row["step"]
+        assert row["p99"] == pytest.approx(np.quantile(np.abs(pooled.astype(np.float64)), 0.99), rel=1e-12)
+    assert 3 == len(rows)
+
+
+def test_the_slower_rank_by_timings(trained):
+    """Who was slow at each step is in the moments alone."""
+    session, _ = trained
+    sql = """
+        select step, arg_max(rank, sum) as slower from records
+        where key = 'timeperf/train_step' group by step order by step
+    """
+    assert [0, 1, 0] == session.sql(sql)["slower"].to_pylist()
+    sql = (
+        "select step, arg_max(rank, value) slower from scalars where kind = 'timing' group by all order by 1"
+    )
+    assert [0, 1, 0] == session.sql(sql)["slower"].to_pylist()
+
+
+def correct_only(recorded, step):
+    return (
+        np.concatenate([m["reward"][m["correct"]] for m in of_step(recorded, step)]).astype(np.float64).mean()
+    )
+
+
+def test_mean_reward_of_the_correct_answers_by_a_mask(trained):
+    """Values recorded under one mask are selected by another one of the same batch."""
+    session, recorded = trained
+    rows = session.sql("""
+        select step, avg(reward) as reward from (
+            select t.step, unnest(list_where(t.dense, m.mask)) as reward
+            from tensors t join masks m using (session, "window", call)
+            where t.key = 'ppo_actor/task_reward' and m.key = 'ppo_actor/correct_n_seqs'
+        ) group by step order by step
+    """)
+    for step, reward in enumerate(rows["reward"].to_pylist()):
+        assert reward == pytest.approx(correct_only(recorded, step), rel=1e-12)
+
+
+def test_mean_reward_of_the_correct_answers_by_a_second_stat(trained):
+    """Two stats under one mask are joined by it, value by value."""
+    session, recorded = trained
+    rows = session.sql("""
+        select step, avg(reward) filter (correct > 0) as reward from (
+            select t.step, unnest(t.values) as reward, unnest(c.values) as correct
+            from tensors t join tensors c using (session, denominator_id)
+            where t.key = 'ppo_actor/task_reward' and c.key = 'ppo_actor/correct'
+        ) group by step order by step
+    """)
+    for step, reward in enumerate(rows["reward"].to_pylist()):
+        assert reward == pytest.approx(correct_only(recorded, step), rel=1e-12)
+
+
+# -- the views -------------------------------------------------------------------------------------------
+
+
+def test_every_view_answers(trained):
+    """Each of them can be read, described and counted."""
+    session, _ = trained
+    empty = {view for view in VIEWS if not session.sql(f"select count(*) as n from {view}")["n"][0].as_py()}
+    assert {"evaluations", "samples"} == empty
+    for view in VIEWS:
+        described = session.sql(f"describe {view}")["column_name"].to_pylist()
+        assert session.sql(f"from {view} limit 1").column_names == described
+        assert "run" not in described
+
+
+def test_every_column_is_documented(trained):
+    """The schema lists every column of every view, with its type and what it means."""
+    session, _ = trained
+    rows = session.schema().to_pylist()
+    assert set(VIEWS) == {row["view"] for row in rows}
+    assert [] == [row for row in rows if not row["comment"]]
+    types = {(row["view"], row["column"]): row["type"] for row in rows}
+    assert "DOUBLE[]" == types["tensors", "values"]
+    assert "BOOLEAN[]" == types["masks", "mask"]
+    assert "TIMESTAMP WITH TIME ZONE" == types["records", "time"]
+
+
+def test_rows_come_in_a_fixed_order(trained):
+    """Reading twice gives the same rows in the same order."""
+    session, _ = trained
+    for view in VIEWS:
+        assert session.sql(f"from {view}").equals(session.sql(f"from {view}"))
+
+
+def test_keys_tell_kind_count_and_steps(trained):
+    """Recorded keys and committed metrics stand side by side."""
+    session, recorded = trained
+    rows = {(row["key"], row["kind"]): row for row in session.keys().to_pylist()}
+    advantages = rows["ppo_actor/advantages", "stat"]
+    assert sum(m["tokens"].sum() for m in recorded) == advantages["count"]
+    assert ("avg_min_max", 0, 2) == tuple(
+        advantages[name] for name in ("reduce_type", "first_step", "last_step")
+    )
+    assert 3 == rows["ppo_actor/advantages/avg", "metric"]["count"]
+    assert ("timeperf/train_step", "timing") in rows
+    assert sorted(rows) == list(rows)
+
+
+def test_evaluations_are_the_evaluation_tracker_s(run):
+    """The view holds what the eval-rollout tracker exported."""
+    leader = run.producer()
+    leader.tracker("eval-rollout").scalar({"reward": 1.0})
+    leader.tracker("rollout").scalar({"reward": 0.0})
+    leader.commit(0, run.export(leader), time=1, leader=True)
+    keys = run.open().sql("select key from evaluations")["key"].to_pylist()
+    assert ["eval-rollout/reward", "eval-rollout/reward__count"] == keys
+
+
+def test_standard_statistics_read_no_payload(trained, monkeypatch):
+    """Metrics, keys and records are answered without a look at the values."""
+    session, _ = trained
+    reader = session._histories[0].reading.reader
+    monkeypatch.setattr(reader, "payload", lambda *_: pytest.fail("the payload was read"))
+    session.metrics(source="recomputed")
+    session.reduce("ppo_actor/advantages", ["avg", "min", "max", "sum", "count"], by=["step", "rank"])
+    session.sql(
+        "select key, sum(sum) / sum(count) from records where key like '%tensors%' or true group by key"
+    )
+    session.keys()
+    session.info()
+
+
+def test_a_pivot_is_a_question_too(trained):
+    """PIVOT works with and without its values listed."""
+    session, _ = trained
+    query = "pivot (from metrics where key like '%advantages/m%') on key using first(value) group by step"
+    table = session.sql(query)
+    assert ["step", "ppo_actor/advantages/max", "ppo_actor/advantages/min"] == table.column_names
+    listed = "pivot (from records where kind = 'timing') on rank in (0, 1) using first(sum) group by step"
+    assert ["step", "0", "1"] == session.sql(listed).column_names
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "create table x as select 1",
+        "drop view records",
+        "insert into records select * from records",
+        "copy (select 1) to '{path}'",
+        "copy records to '{path}'",
+        "attach '{path}'",
+        "set threads = 1",
+        "set enable_external_access = true",
+        "install httpfs",
+        "load json",
+        "export database '{path}'",
+        "call pragma_version()",
+        "pragma database_list",
+        "explain analyze copy (select 1) to '{path}'",
+        "explain create table x as select 1",
+    ],
+)
+def test_a_session_only_reads(run, tmp_path, query):
+    """Statements that do anything but read are refused, and leave nothing behind."""
+    session = run.open()
+    path = tmp_path / "written"
+    with pytest.raises(
+        errors.QueryError, match=r"expected a SELECT, WITH, .* statement, got .*: a session only reads"
+    ):
+        session.sql(query.format(path=path))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from '{path}'",
+        "select * from read_text('{path}')",
+        "select * from read_csv('{path}')",
+        "select * from glob('{path}*')",
+        "select * from local_rows",
+    ],
+)
+def test_a_session_reaches_nothing_besides_the_run(run, tmp_path, query):
+    """Files outside and the caller's variables are out of reach."""
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a,b\n1,2\n")
+    local_rows = run.open().metrics()
+    assert local_rows is not None
+    with pytest.raises(errors.QueryError):
+        open_run(run.path).sql(query.format(path=secret))
+
+
+def test_two_statements_are_refused(run):
+    """One question at a time."""
+    with pytest.raises(errors.QueryError, match="expected one statement, got 2"):
+        run.open().sql("select 1; select 2")
+    with pytest.raises(errors.QueryError, match="expected one statement, got 0"):
+        run.open().sql(" ")
+
+
+def test_unknown_views_and_columns_are_explained(run):
+    """The error is one line and says what there is instead."""
+    session = run.open()
+    with pytest.raises(
+        errors.QueryError, match="Table with name recods does not exist; there are records, exports, "
+    ):
+        session.sql("select * from recods")
+    with pytest.raises(
+        errors.QueryError, match=r'column "vale" not found.*Candidate bindings: .*"value"'
+    ) as caught:
+        session.sql("select vale from metrics")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(errors.QueryError, match="syntax error at or near"):
+        session.sql("selec 1")
+
+
+def test_errors_while_running_are_query_errors(run):
+    """What only shows when the query runs is wrapped as well."""
+    run.producer().commit(0, {"a": 1.0}, time=1, leader=True)
+    with pytest.raises(errors.QueryError, match=re.compile("conver", re.IGNORECASE)):
+        run.open().sql("select key::int from metrics")
+
+
+def test_a_session_is_closed_by_its_context(run):
+    """After the block the session answers no more."""
+    with run.open() as session:
+        session.sql("select 1")
+    with pytest.raises(errors.QueryError, match=r"Connection.*closed"):
+        session.sql("select 1")
