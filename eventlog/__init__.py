@@ -1,7 +1,7 @@
 """eventlog records and keeps: what every process saw, in files that survive it.
 
-Every process that records calls `eventlog.start(run_dir, role="actor")`, or is run with AREAL_METRICS_DIR set;
-`eventlog.stop()` writes what is queued. The verbs that record are those of `aggregator.stats_tracker`.
+Every process that records calls `eventlog.start(run_dir, role="actor")`, or has AREAL_METRICS_DIR set;
+`eventlog.stop()` writes what is queued. The recording verbs are those of `aggregator.stats_tracker`.
 """
 
 from . import errors, moments, workflow_context

@@ -1,8 +1,8 @@
 """Plays the programs of `tests/reference.py` on real ranks, with the real tracker and a real log.
 
-    with Ranks(4) as ranks:
-        ranks.run(meet)
-        played = ranks.run(play, program, run_dir)      # per rank, step and export: a dict, or the error's text
+with Ranks(4) as ranks:
+    ranks.run(meet)
+    played = ranks.run(play, program, run_dir)      # per rank, step and export: a dict, or the error's text
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 import eventlog
 from aggregator import collective, stats_tracker, wire
 from aggregator.stats_tracker import DistributedStatsTracker
-from eventlog import Kind, Spread, errors
+from eventlog import Kind, errors
 from tests.reference import Call, Export, Key, Program
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def _play(rank: int, program: Program, folder: str) -> list[list[dict[str, float
             tracker.declare("/".join(path), spread=key.spread.value)
         told: list[list[dict[str, float] | str]] = []
         for number, step in enumerate(program.steps):
+            issued = collective.count()
             for call in step.calls[rank]:
                 record(rank, call)
+            assert issued == collective.count()  # recording never communicates
             told.append([export(rank, each, number) for each in step.exports])
             stats = [said for said in told[-1] if not isinstance(said, str)]
             merged = {name: value for said in stats for name, value in said.items()}

@@ -100,7 +100,7 @@ class Program:
             lines += [f"  {_said(export)}" for export in step.exports]
         return "\n".join(["", *lines])
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
         printer.text(repr(self))  # Hypothesis shows a failing program so
 
 
@@ -139,6 +139,9 @@ class Oracle:
         self.ranks = ranks
         self.masks: dict[int, dict[str, tuple[Key, Any]]] = {rank: {} for rank in ranks}
         self.records: dict[int, list[tuple[Key, Any]]] = {rank: [] for rank in ranks}  # key, selected values
+        self.logged: dict[int, list[tuple[Key, Any]]] = {
+            rank: [] for rank in ranks
+        }  # … of all exported so far
 
     def record(self, rank: int, call: Call) -> None:
         """Keep what is selected: by the mask that was registered last. The rest is never looked at."""
@@ -173,12 +176,15 @@ class Oracle:
         return found
 
     def _take(self, rank: int, export: Export) -> list[tuple[Key, Any]]:
-        records = self.records[rank]
+        taken = [record for record in self.records[rank] if export.covers(record[0])]
+        self.logged[rank] += [
+            record for record in taken if not any(record is old for old in self.logged[rank])
+        ]
         if export.reset:
-            self.records[rank] = [record for record in records if not export.covers(record[0])]
+            self.records[rank] = [record for record in self.records[rank] if not export.covers(record[0])]
         if export.reset and export.key is None:  # one key alone leaves the masks to the others
             self.masks[rank] = {n: (k, m) for n, (k, m) in self.masks[rank].items() if not export.covers(k)}
-        return [record for record in records if export.covers(record[0])]
+        return taken
 
 
 def pooled_over(key: Key, export: Export, ranks: Ranks) -> Iterable[Ranks]:
@@ -190,7 +196,7 @@ def pooled_over(key: Key, export: Export, ranks: Ranks) -> Iterable[Ranks]:
 
 
 def carried_by(key: Key, group: Ranks, export: Export) -> Ranks:
-    """Return the group whose collective brings the ranks of `group` together; (): the key stays with its rank.
+    """Return the group whose collective brings these ranks together; (): the key stays with its rank.
 
     That is the reduce_group; for a key with groups of its own, the first of reduce_group and key_sync_group
     that contains these ranks.
@@ -218,7 +224,8 @@ def numbers(key: Key, parts: Sequence[Any]) -> Numbers:
         of_type = {"avg": of_type["avg"]}  # no rank ever saw the whole number
     if key.reduce_type is ReduceType.AVG_MIN_MAX:
         return {f"{key.name}/{what}": number for what, number in of_type.items()}
-    return {key.name: number for what, number in of_type.items() if what == key.reduce_type.value}
+    what = key.reduce_type.value
+    return {key.name: of_type[what]} if what in of_type else {}
 
 
 def _agreed(key: Key, parts: Sequence[Any]) -> bool:
@@ -240,8 +247,9 @@ def answers(pools: Iterable[Pooled], export: Export, ranks: Ranks) -> Answers:
 
 
 def _who_hears(carrier: Ranks, export: Export) -> set[int]:
-    """Return who learns of a disagreement: who shares the collective, and then who meets one of those in the
-    key_sync_group, which is entered afterwards.
+    """Return who learns of a disagreement: who shares the collective, then who meets those in key_sync_group.
+
+    That group is entered second: there is no way back from it to the reduce_groups.
     """
     later = [group for group in export.sync_groups if not {*carrier}.isdisjoint(group)]
     return {*carrier}.union(*later if carrier not in export.sync_groups else ())
@@ -257,6 +265,7 @@ class Expected:
     answers: list[Answers]
     committed: Numbers
     recomputed: Numbers
+    logged: dict[tuple[int, str], Any]  # the selected values by rank and key, of everything up to here
 
 
 def expected(program: Program) -> list[Expected]:
@@ -281,7 +290,16 @@ def _expected(oracle: Oracle, step: Step) -> Expected:
             preference = _preference(pooled, leader, number)
             if said[-1][pooled.group[0]] is not None and preference is not None:
                 found.setdefault(pooled.key.name, []).append((preference, pooled.numbers))
-    return Expected(said, committed, _recomputed(committed, found))
+    return Expected(said, committed, _recomputed(committed, found), _logged(oracle))
+
+
+def _logged(oracle: Oracle) -> dict[tuple[int, str], Any]:
+    found: dict[tuple[int, str], list[Any]] = {}
+    for rank, records in oracle.logged.items():
+        for key, values in records:
+            if key.kind is not Kind.DENOMINATOR:
+                found.setdefault((rank, key.name), []).append(values.astype(np.float64))
+    return {place: np.concatenate(parts) for place, parts in found.items()}
 
 
 def _preference(pooled: Pooled, leader: int, number: int) -> Sequence[int] | None:
@@ -298,8 +316,9 @@ def _preference(pooled: Pooled, leader: int, number: int) -> Sequence[int] | Non
 
 
 def _recomputed(committed: Numbers, found: dict[str, list[tuple[Sequence[int], Numbers]]]) -> Numbers:
-    """Return what the log says: what was committed, and other keys (another pipeline stage's) as one group
-    read them. Nothing is ever added up across groups.
+    """Return what was committed, and other keys (of another pipeline stage) as one of the groups read them.
+
+    Nothing is ever added up across groups.
     """
     recomputed = dict(committed)
     for those in found.values():

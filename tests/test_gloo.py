@@ -35,7 +35,7 @@ def die(rank):
 
 
 def test_ranks_answer_or_tell_what_went_wrong():
-    """Results come in rank order; an error is raised with its traceback; what hangs or does not pickle is said."""
+    """Results come in rank order; errors are raised with their traceback, hanging is one of them."""
     with Ranks(2) as ranks:
         assert [(0, 21), (1, 21)] == ranks.run(total, 10)
         with pytest.raises(KeyError, match="broken") as caught:

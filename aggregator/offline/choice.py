@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     Places = NDArray[np.intp]
 
-_GROUPS: Final = 3  # the tier of groups without the leader
 _NOTHING: Final[dict[int, Any]] = {}
 _RELATIVE: Final = 1e-9  # how far sums in another order may lie apart
 _OF_VALUES: Final = 1e-12  # … where they cancel: relative to the values that were summed
@@ -151,8 +150,7 @@ def _rivals(found: Segments, places: Places) -> Iterator[list[int]]:
     step = np.array([c.step for c in made], np.int64)[candidate]
     time = np.array([c.time for c in made], np.int64)[candidate]
     tier = np.array([_tier(c) for c in made], np.int64)[candidate]
-    lowest = np.where(tier == _GROUPS, found.lowest[places], 0)
-    order = np.lexsort((candidate, -time, lowest, tier, key, step, attempt))
+    order = np.lexsort((candidate, -time, found.lowest[places], tier, key, step, attempt))
     firsts = first_rows(attempt[order], step[order], key[order])
     segments, stops = places[order].tolist(), np.append(firsts, len(order))[1:]
     for start, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
@@ -164,7 +162,7 @@ def _tier(candidate: Candidate) -> int:
     if candidate.source == OWN:
         return 2 if candidate.export_id is None else 1
     if candidate.source == GROUP:
-        return 0 if candidate.leader else _GROUPS
+        return 0 if candidate.leader else 3
     return 4
 
 
