@@ -51,7 +51,7 @@ def test_single_reductions_export_under_the_plain_key(tracker, reduce_type, expe
 
 
 def test_scalars_export_mean_and_count(tracker):
-    """A scalar exports the mean of its calls and how many there were, exactly for large integers (report c11)."""
+    """A scalar exports the mean of its calls and how many there were, large integers too (report c11)."""
     for value in (30565379, True, torch.tensor(1.5, dtype=torch.bfloat16)):
         tracker.scalar(x=value)
     assert tracker.export() == {"x": (30565379 + 1 + 1.5) / 3, "x__count": 3}
@@ -67,7 +67,7 @@ def test_counters_export_their_sum(tracker):
 
 
 def test_nothing_selected_is_absent(tracker):
-    """Mean and extremes of nothing are absent; a recorded SUM and a denominator are 0 (reports c3, c20, D2)."""
+    """Mean and extremes of nothing are absent; a SUM and a denominator of nothing are 0 (reports c3, c20)."""
     nothing = torch.zeros(3, dtype=torch.bool)
     tracker.denominator(m=nothing)
     tracker.stat("m", x=torch.tensor([math.nan, 1.0, math.inf]))

@@ -57,14 +57,14 @@ def test_bad_steps_are_refused(step, message):
     ],
 )
 def test_scalars_are_taken_from_every_number(value, number):
-    """Numbers, bools, numpy scalars and one-element tensors of any dtype are scalars (reports e2, e3, e10)."""
+    """Numbers, bools, numpy scalars and one-element tensors of any dtype are taken (reports e2, e3, e10)."""
     assert arrays.as_scalar(value, "k") == number
 
 
 @pytest.mark.parametrize("value", ["nan", None, [1.0], b"1", object(), torch.ones(2), 1j])
 def test_other_scalars_are_refused_naming_the_key(value):
     """What is no number raises a TypeError that names the key (report e2)."""
-    with pytest.raises(RecordingTypeError, match="expected .*number for 'a/k', got"):
+    with pytest.raises(RecordingTypeError, match=r"expected .*number for 'a/k', got"):
         arrays.as_scalar(value, "a/k")
 
 

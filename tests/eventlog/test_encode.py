@@ -51,7 +51,7 @@ def test_records_hold_one_row_per_record():
 
 
 def test_payload_round_trips_values_masks_and_times():
-    """Selected values in their own width, the bit-packed mask, counts per sequence, and every scalar's time."""
+    """Selected values in their own width, the packed mask, counts per sequence, and every scalar's time."""
     (batch,) = encode.payload(window(typical))
     assert batch.schema.equals(PAYLOAD)
     mask, x, y, s, c, t = rows(batch)

@@ -1,4 +1,4 @@
-"""The log of a process: started by hand or by the environment, told windows and commits, ended by anything."""
+"""The log of a process: started by hand or by the environment, told windows, ended by anything."""
 
 import multiprocessing
 import os
@@ -30,7 +30,6 @@ def run_python(code, env=None, *, check=True):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
         env={**os.environ, **(env or {})},
-        cwd=os.getcwd(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -252,7 +251,7 @@ def test_a_restart_does_not_warn(tmp_path):
         eventlog.start(tmp_path)
 
 
-def _child_records(path, queue):
+def _child_records(queue):
     log = eventlog.current()
     log.write(record(2.0, "child"))
     eventlog.stop()
@@ -266,7 +265,7 @@ def test_a_forked_child_gets_a_session_of_its_own(tmp_path):
     log.write(record(1.0, "before"))
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    child = context.Process(target=_child_records, args=(tmp_path, queue))
+    child = context.Process(target=_child_records, args=(queue,))
     child.start()
     child_session = queue.get()
     child.join(20)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from eventlog import moments
-from eventlog.reduction import ReduceType
 from eventlog.errors import RecordingError, RecordingTypeError
 from eventlog.frame import MaskPiece, MatrixPiece, SeriesPiece
 from eventlog.recorder import Recorder, drain, set_step
+from eventlog.reduction import ReduceType
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_masks_and_values_are_captured_when_recorded(recorder):
     m, x = mask(1, 1, 0), torch.tensor([1.0, 2.0, 3.0])
     recorder.denominator({"m": m})
     recorder.stat("m", {"x": x})
-    m.fill_(True)  # noqa: FBT003
+    m.fill_(True)
     x.fill_(9.0)
     found = rows(drain([recorder]))
     assert moments.mean(found["x"][0]) == 1.5
@@ -245,17 +245,17 @@ def test_autograd_graphs_are_released_at_record(recorder):
 
     class Double(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(ctx, x, token):
             ctx.token = token
             return x * 2
 
         @staticmethod
-        def backward(ctx, gradient):
-            return gradient
+        def backward(_, gradient):
+            return gradient, None
 
     token = Token()
     graph = weakref.ref(token)
-    x = Double.apply(torch.ones(3, requires_grad=True))
+    x = Double.apply(torch.ones(3, requires_grad=True), token)
     recorder.denominator({"m": mask(1, 1, 1)})
     recorder.stat("m", {"x": x})
     del x, token
