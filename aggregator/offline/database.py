@@ -34,7 +34,8 @@ _LATER: Final = {
 _READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
 _WORD: Final = re.compile(r"\w+")
 _TEXT: Final = re.compile(r"'(?:[^']|'')*'")
-_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
+_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+|\([^)]*\)\s*)*", re.IGNORECASE)
+_MEANT: Final = re.compile(r'Did you mean "(\w+)"')
 _LOCK: Final = """
 set TimeZone = 'UTC';
 set temp_directory = '';
@@ -124,7 +125,12 @@ class Database:
             raise errors.QueryError(f"expected one statement, got {len(statements)}")
         kind = statements[0].type
         if kind == StatementType.EXPLAIN:
-            self._check(_EXPLAIN.sub("", query, count=1))
+            explained = _EXPLAIN.sub("", query, count=1)
+            if explained == query:
+                raise errors.QueryError(
+                    "expected EXPLAIN at the beginning of the query, got something before it"
+                )
+            self._check(explained)
         elif kind not in _READING:
             raise errors.QueryError(
                 "expected a SELECT, WITH, DESCRIBE, SUMMARIZE, PIVOT or EXPLAIN statement, "
@@ -143,5 +149,7 @@ def _explained(error: duckdb.Error) -> str:
     """Return DuckDB's message on one line; with the views, where it does not know one."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
     if isinstance(error, duckdb.CatalogException) and text.startswith("Catalog Error: Table with name"):
-        return f"{text.split('!')[0]}; there are {', '.join(VIEWS)}"
+        meant = [name for name in _MEANT.findall(text) if name in VIEWS]
+        near = f"; near: {meant[0]}" if meant else ""
+        return f"{text.split('!')[0]}{near}; there are {', '.join(VIEWS)}"
     return text

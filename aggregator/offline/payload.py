@@ -73,16 +73,18 @@ class Index:
 
     def places(self, session: str, ids: Ints) -> Places:
         """Return the place of each record, -1 where it is not there."""
-        sid = self._sid[session]
-        first, stop = self._bounds[sid], self._bounds[sid + 1]
+        first, stop = self._span(session)
         own = self._ids[first:stop]
         at = np.minimum(np.searchsorted(own, ids), max(0, len(own) - 1))
         return np.where(own[at] == ids, at + first, -1) if len(own) else np.full(len(ids), -1)
 
+    def _span(self, session: str) -> tuple[int, int]:
+        sid = self._sid.get(session)  # a live run may have got a process since its records were read
+        return (0, 0) if sid is None else (self._bounds[sid], self._bounds[sid + 1])
+
     def span(self, session: str, first_id: int, last_id: int) -> tuple[int, int]:
         """Return the places (first, stop) of a range of ids."""
-        sid = self._sid[session]
-        low, high = self._bounds[sid], self._bounds[sid + 1]
+        low, high = self._span(session)
         first, stop = np.searchsorted(self._ids[low:high], [first_id, last_id + 1]).tolist()
         return first + low, stop + low
 

@@ -84,6 +84,7 @@ def read(path: str | Path, label: str) -> Reading:
     states = sorted(reader.sessions(), key=lambda state: order(state.producer))
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
+    found = [frame for frame in found if frame[0].session in place]  # the rest vanished meanwhile
     exports = [frame for frame in found if frame[1].window < 0]
     records = [frame for frame in found if frame[1].window >= 0]
     return Reading(

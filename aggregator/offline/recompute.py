@@ -6,6 +6,7 @@ ranks in the order of the group, so that live and offline agree to the bit where
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,8 @@ def segments(history: History, keys: Collection[str] | None = None) -> Segments:
     made = _candidates(history)
     specs, spec_of = _specs(history.records.table)
     candidate, records = _expand(history, made)
+    known = spec_of[records] >= 0
+    candidate, records = candidate[known], records[known]
     allowed = _allowed(made, specs, candidate, spec_of[records])
     allowed &= history.records.table["complete"].to_numpy()[records]
     if keys is not None:
@@ -89,24 +92,30 @@ def _candidates(history: History) -> list[Candidate]:
 
 
 def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
-    """Return the distinct specs, and the number of each record's."""
+    """Return the distinct specs, and the number of each record's; -1: of a kind this version does not know."""
     columns = ("key", "kind", "reduce_type", "spread", "group")
     texts = [table[name].combine_chunks().dictionary.to_pylist() for name in columns]
     number = np.zeros(table.num_rows, np.int64)
     for name, words in zip(columns, texts, strict=True):
         number = number * (len(words) + 1) + codes(table[name]) + 1
-    distinct, spec_of = np.unique(number, return_inverse=True)
+    distinct, places = np.unique(number, return_inverse=True)
     specs: list[Spec] = []
-    for value in distinct.tolist():
+    known = np.full(len(distinct), -1)
+    for i, value in enumerate(distinct.tolist()):
         said: list[Any] = []
         rest = value
         for words in reversed(texts):
             rest, place = divmod(rest, len(words) + 1)
             said.append(words[place - 1] if place else None)
-        label, spread, reduce_type, kind, key = said
-        reduction = None if reduce_type is None else ReduceType(reduce_type)
-        specs.append(Spec(key, Meta(Kind(kind), reduction, None, Spread(spread or Spread.SHARDS)), label))
-    return specs, spec_of
+        with suppress(ValueError):
+            specs.append(_spec(*reversed(said)))
+            known[i] = len(specs) - 1
+    return specs, known[places]
+
+
+def _spec(key: str, kind: str, reduce_type: str | None, spread: str | None, label: str | None) -> Spec:
+    reduction = None if reduce_type is None else ReduceType(reduce_type)
+    return Spec(key, Meta(Kind(kind), reduction, None, Spread(spread or Spread.SHARDS)), label)
 
 
 def _expand(history: History, made: Sequence[Candidate]) -> tuple[Ints, Places]:

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from .reading import Bools, Ints
 
 TIME: Final = pa.timestamp("us", "UTC")
+TEXT: Final = pa.large_string()
 
 
 METRICS: Final = pa.schema(
     {
-        "run": pa.string(),
+        "run": TEXT,
         "step": pa.int64(),
-        "key": pa.string(),
+        "key": TEXT,
         "value": pa.float64(),
         "time": TIME,
         "attempt": pa.int64(),
@@ -72,9 +73,9 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
     of = [found.candidates[found.candidate[s.segment]] for s in spoken]
     rows = pa.table(
         {
-            "run": pa.array([history.reading.label] * len(spoken), pa.string()),
+            "run": pa.array([history.reading.label] * len(spoken), TEXT),
             "step": pa.array([made.step for made in of], pa.int64()),
-            "key": pa.array([s.name for s in spoken], pa.string()),
+            "key": pa.array([s.name for s in spoken], TEXT),
             "value": pa.array([float(s.number) for s in spoken], pa.float64()),
             "time": pa.array([s.time for s in spoken], pa.int64()).cast(TIME),
             "attempt": pa.array([made.attempt for made in of], pa.int64()),
@@ -83,8 +84,8 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
             "committed": pa.array([s.committed and s.committed.value for s in spoken], pa.float64()),
             "differs": pa.array([s.differs for s in spoken], pa.bool_()),
             "incomplete": pa.array([made.incomplete for made in of], pa.bool_()),
-            "source": pa.array([made.source for made in of], pa.string()),
-            "export_id": pa.array([made.export_id for made in of], pa.string()),
+            "source": pa.array([made.source for made in of], TEXT),
+            "export_id": pa.array([made.export_id for made in of], TEXT),
             "superseded": pa.array(found.superseded[[s.segment for s in spoken]], pa.bool_()),
         }
     )
@@ -126,7 +127,7 @@ def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
     first[row_of] = np.arange(len(row_of))
     times = np.full(n, NONE)
     np.maximum.at(times, row_of, ints(rows["time"]))
-    columns: dict[str, Any] = {"run": words.take(first).cast(pa.string()), "step": pa.array(steps[first])}
+    columns: dict[str, Any] = {"run": words.take(first).cast(TEXT), "step": pa.array(steps[first])}
     if by_attempt:
         columns["attempt"] = pa.array(attempts[first])
     columns |= {"sub_index": pa.array(subs[first]), "time": nullable(times, TIME)}
@@ -140,7 +141,7 @@ def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
 
 def _by_key(keys: pa.ChunkedArray) -> list[tuple[str, NDArray[np.intp]]]:
     """Return (key, its places in order) for every key, by name."""
-    encoded = keys.combine_chunks().cast(pa.string()).dictionary_encode()
+    encoded = keys.combine_chunks().cast(TEXT).dictionary_encode()
     numbers = encoded.indices.to_numpy()
     order = np.argsort(numbers, kind="stable")
     cuts = np.searchsorted(numbers[order], np.arange(1, len(encoded.dictionary)))
@@ -303,15 +304,15 @@ def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
 
 _ATTEMPTS: Final = pa.schema(
     {
-        "run": pa.string(),
+        "run": TEXT,
         "attempt": pa.int64(),
         "started": TIME,
         "ended": TIME,
-        "outcome": pa.string(),
-        "role": pa.string(),
+        "outcome": TEXT,
+        "role": TEXT,
         "rank": pa.int64(),
-        "session": pa.string(),
-        "host": pa.string(),
+        "session": TEXT,
+        "host": TEXT,
         "resume_step": pa.int64(),
         "owned_from": pa.int64(),
         "commits": pa.int64(),
@@ -321,13 +322,13 @@ _ATTEMPTS: Final = pa.schema(
 )
 _PRODUCERS: Final = pa.schema(
     {
-        "run": pa.string(),
-        "session": pa.string(),
-        "role": pa.string(),
+        "run": TEXT,
+        "session": TEXT,
+        "role": TEXT,
         "rank": pa.int64(),
-        "world": pa.string(),
+        "world": TEXT,
         "world_size": pa.int64(),
-        "host": pa.string(),
+        "host": TEXT,
         "pid": pa.int64(),
         "started": TIME,
         "last_seen": TIME,

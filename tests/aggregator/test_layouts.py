@@ -80,7 +80,7 @@ def data_parallel(rank: int, run: str) -> list[Numbers]:
 
 
 def tensor_parallel(rank: int, run: str) -> list[Numbers]:
-    """Ranks 0 and 1 hold the same shard, and so do 2 and 3: each is pooled with its like of the other shard."""
+    """Ranks 0 and 1 hold the same shard, and so do 2 and 3: each is pooled with its like of the other."""
     told = []
     with logged(rank, run) as logger:
         for step in range(STEPS):
@@ -129,6 +129,17 @@ def context_parallel(rank: int, run: str, dp: int, cp: int) -> list[Numbers]:
         stats_tracker.stat("n_tokens", loss=loss, reduce_group=dp_cp_group)
         stats_tracker.stat("n_seqs", prompt_len=torch.full((sequences,), 3.0))
         told = stats_tracker.export_all(reduce_group=group_of(rank, dp_group), key_sync_group=dp_cp_group)
+        logger.commit(0, 0, 0, told)
+    return [told]
+
+
+def each_alone(rank: int, run: str) -> list[Numbers]:
+    """Every rank runs rollouts of its own, which it exports without a group, beside the training."""
+    with logged(rank, run) as logger:
+        stats_tracker.get("rollout").scalar(reward=float(rank))
+        stats_tracker.scalar(loss=float(rank))
+        told = stats_tracker.export(reduce_group=group_of(rank, EVERYONE))
+        told.update(stats_tracker.get("rollout").export())
         logger.commit(0, 0, 0, told)
     return [told]
 
@@ -192,8 +203,9 @@ def numbers(run: Path, source: str) -> list[Numbers]:
     return [steps[step] for step in sorted(steps)]
 
 
-def same(wanted: list[Numbers], got: list[Numbers]) -> bool:
-    return all({} == differences(*pair) for pair in zip(wanted, got, strict=True))
+def differing(wanted: list[Numbers], got: list[Numbers]) -> list[Any]:
+    """Return the names that differ, as (wanted, got), of the steps where some do."""
+    return [found for pair in zip(wanted, got, strict=True) if (found := differences(*pair))]
 
 
 def stat(key: str, average: float, least: float, greatest: float) -> Numbers:
@@ -207,9 +219,9 @@ def test_data_parallel(ranks: Ranks, tmp_path: Path) -> None:
         for step in range(STEPS)
     ]
     for told in ranks.run(data_parallel, str(tmp_path)):
-        assert same(wanted, told)
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+        assert [] == differing(wanted, told)
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
 
 
 def test_tensor_parallel_copies_count_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -219,62 +231,73 @@ def test_tensor_parallel_copies_count_once(ranks: Ranks, tmp_path: Path) -> None
         for step in range(STEPS)
     ]
     for told in ranks.run(tensor_parallel, str(tmp_path)):
-        assert same(wanted, told)
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+        assert [] == differing(wanted, told)
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
 
 
 def test_replicated_values_count_once_in_any_group(ranks: Ranks, tmp_path: Path) -> None:
-    """What is declared to be the same on all ranks is one value, however many ranks are reduced (report c4)."""
+    """What is declared to be the same on all ranks is one value, however many are reduced (report c4)."""
     wanted = [{"lr": 0.125, "lr__count": 1}]
     for told in ranks.run(replicated_on_all, str(tmp_path)):
-        assert same(wanted, told)
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+        assert [] == differing(wanted, told)
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
+
+
+FIRST_STAGE = {"stage0/grad_norm": 1.5, "stage0/grad_norm__count": 2}
+LAST_STAGE = [
+    {"stage1/grad_norm": 3.5, "stage1/grad_norm__count": 2, "n_tokens": 5}
+    | stat("loss", (2 * (2 + step) + 3 * (3 + step)) / 5, 2.0 + step, 3.0 + step)
+    for step in range(STEPS)
+]
+BOTH_STAGES = [FIRST_STAGE | of_step for of_step in LAST_STAGE]
 
 
 def test_pipeline_stages_keys_are_found_where_they_live(ranks: Ranks, tmp_path: Path) -> None:
-    """The leader's stage commits what it knows; the log has the last stage's loss too, of that stage alone."""
-    first = {"stage0/grad_norm": 1.5, "stage0/grad_norm__count": 2}
-    last = [
-        {"stage1/grad_norm": 3.5, "stage1/grad_norm__count": 2, "n_tokens": 5}
-        | stat("loss", (2 * (2 + step) + 3 * (3 + step)) / 5, 2.0 + step, 3.0 + step)
-        for step in range(STEPS)
-    ]
+    """The leader's stage commits what it knows; the log has the last stage's too, as that one read it."""
     told = ranks.run(pipeline_parallel, str(tmp_path), DP_OF_PP)
-    assert same([first] * STEPS, told[0])
-    assert same(last, told[3])
-    assert same([first] * STEPS, numbers(tmp_path, "committed"))
-    assert same([first | of_step for of_step in last], numbers(tmp_path, "recomputed"))
+    assert [] == differing([FIRST_STAGE] * STEPS, told[0])
+    assert [] == differing(LAST_STAGE, told[3])
+    assert [] == differing([FIRST_STAGE] * STEPS, numbers(tmp_path, "committed"))
+    assert [] == differing(BOTH_STAGES, numbers(tmp_path, "recomputed"))
 
 
 def test_pipeline_stages_reduced_together(ranks: Ranks, tmp_path: Path) -> None:
-    """Over a group of all stages the leader reads, and commits, the keys it never held (report c14)."""
-    told = ranks.run(pipeline_parallel, str(tmp_path), EVERYONE)
-    assert {"stage0/grad_norm": 1.5, "stage1/grad_norm": 3.5, "n_tokens": 5, "loss/max": 3.0}.items() <= told[
-        0
-    ][0].items()
-    for source in ("committed", "recomputed"):
-        assert same(told[0], numbers(tmp_path, source))
+    """Over a group of all stages the leader reads, and commits, keys it never held (report c14)."""
+    for told in ranks.run(pipeline_parallel, str(tmp_path), EVERYONE):
+        assert [] == differing(BOTH_STAGES, told)
+    assert [] == differing(BOTH_STAGES, numbers(tmp_path, "committed"))
+    assert [] == differing(BOTH_STAGES, numbers(tmp_path, "recomputed"))
 
 
 @pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2), (1, 1), (1, 4)])
 def test_context_parallel(ranks: Ranks, tmp_path: Path, dp: int, cp: int) -> None:
-    """Tokens are counted over all ranks, sequences over the data-parallel ones, in any layout (report c12)."""
+    """Tokens count over all ranks, sequences over the data-parallel ones, in any layout (report c12)."""
     wanted = [
         {"n_seqs": 8, "n_tokens": 32, **stat("loss", 1.5, 0.0, 3.0), **stat("prompt_len", 3.0, 3.0, 3.0)}
     ]
     for told in ranks.run(context_parallel, str(tmp_path), dp, cp)[: dp * cp]:
-        assert same(wanted, told)
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+        assert [] == differing(wanted, told)
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
+
+
+def test_what_ranks_export_alone_is_their_own(ranks: Ranks, tmp_path: Path) -> None:
+    """Of exports without a group within a world, the committing process's counts, and no other."""
+    wanted = [{"loss": 1.5, "loss__count": 4, "rollout/reward": 0.0, "rollout/reward__count": 1}]
+    told = ranks.run(each_alone, str(tmp_path))
+    assert [] == differing(wanted, told[0])
+    assert {"loss": 1.5, "rollout/reward": 3.0}.items() <= told[3][0].items()
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
 
 
 def test_the_slow_rank_is_found(ranks: Ranks, tmp_path: Path) -> None:
     """The mean of a timing hides the slow rank; the log names it (report c30)."""
     wanted = [{"timeperf/train_step": 3.0, "timeperf/train_step__count": 4}]
     for told in ranks.run(slow_rank, str(tmp_path)):
-        assert same(wanted, told)
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+        assert [] == differing(wanted, told)
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
     with open_run(tmp_path) as run:
         by_rank = run.reduce("timeperf/train_step", ["max"], by=["rank"]).to_pylist()
         assert {0: 1.0, 1: 1.0, 2: 1.0, 3: 9.0} == {row["rank"]: row["max"] for row in by_rank}
@@ -308,9 +331,9 @@ def collect(ranks: Ranks, controller: StatsLogger, run: Path, trainers: int) -> 
 def test_a_controller_that_is_no_training_rank(ranks: Ranks, tmp_path: Path, controller: StatsLogger) -> None:
     """The trainers' group speaks for the step that the controller commits."""
     wanted = [{"n_tokens": 10, **stat("loss", 2.0 + step, 0.0 + step, 3.0 + step)} for step in range(STEPS)]
-    assert same(wanted, collect(ranks, controller, tmp_path, trainers=4))
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+    assert [] == differing(wanted, collect(ranks, controller, tmp_path, trainers=4))
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
 
 
 def test_ungrouped_workers(ranks: Ranks, tmp_path: Path, controller: StatsLogger) -> None:
@@ -322,9 +345,9 @@ def test_ungrouped_workers(ranks: Ranks, tmp_path: Path, controller: StatsLogger
         }
         for step in range(STEPS)
     ]  # fmt: skip
-    assert same(wanted, collect(ranks, controller, tmp_path, trainers=0))
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+    assert [] == differing(wanted, collect(ranks, controller, tmp_path, trainers=0))
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))
 
 
 def test_trainers_and_workers_in_one_step(ranks: Ranks, tmp_path: Path, controller: StatsLogger) -> None:
@@ -337,6 +360,6 @@ def test_trainers_and_workers_in_one_step(ranks: Ranks, tmp_path: Path, controll
         }
         for step in range(STEPS)
     ]  # fmt: skip
-    assert same(wanted, collect(ranks, controller, tmp_path, trainers=2))
-    assert same(wanted, numbers(tmp_path, "committed"))
-    assert same(wanted, numbers(tmp_path, "recomputed"))
+    assert [] == differing(wanted, collect(ranks, controller, tmp_path, trainers=2))
+    assert [] == differing(wanted, numbers(tmp_path, "committed"))
+    assert [] == differing(wanted, numbers(tmp_path, "recomputed"))

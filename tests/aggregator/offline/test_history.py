@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from aggregator import open_run
-from eventlog import errors
+from eventlog import RunReader, errors, schema
 from tests.runs import RunBuilder, at
 
 
@@ -194,8 +195,6 @@ def test_a_window_whose_records_were_lost_is_incomplete_and_counts_nowhere(run):
     run.close()
     (file,) = (run.path / "events" / "actor-1").glob("*.records.*.arrows")
     batch_two = bytearray(file.read_bytes())
-    from eventlog import RunReader
-
     entries = [
         e for p, e, _ in RunReader(run.path).records() if p.session == producers[1].session and e.window == 1
     ]
@@ -211,6 +210,25 @@ def test_a_window_whose_records_were_lost_is_incomplete_and_counts_nowhere(run):
     assert 1 == session.info()["incomplete_windows"]
     rows = session.metrics(["actor/x"], source="recomputed").to_pylist()
     assert [False, True, False] == [row["incomplete"] for row in rows]
+
+
+def test_records_of_an_unknown_kind_are_kept_and_not_reduced(run):
+    """What a newer minor version records shows in the views, and stays out of the numbers."""
+    leader = run.producer()
+    leader.tracker().scalar({"x": 1.0})
+    _, window, _ = leader.drain(time=1)
+    leader.note_export(time=1)
+    batch = pa.RecordBatch.from_pylist(
+        [{"record_id": 10**9, "window": 77, "kind": "sketch", "key": "y", "tracker": ""}], schema.RECORDS
+    )
+    leader._put(schema.Stream.RECORDS, [batch], 77)
+    leader.commit(0, {"x": 1.0}, time=2, leader=True, windows=(window, 77))
+    session = run.open()
+    assert [("x", 0), ("y", 0)] == [
+        tuple(row.values()) for row in session.sql("select key, step from records order by key").to_pylist()
+    ]
+    assert ["x", "x__count"] == session.metrics(source="recomputed")["key"].to_pylist()
+    assert ["x"] == [row["key"] for row in session.keys().to_pylist() if row["kind"] == "scalar"]
 
 
 def test_not_a_run_is_an_error(tmp_path):

@@ -177,6 +177,21 @@ def test_a_lost_payload_file_costs_only_itself(run):
     assert [{"step": 0, "p50": 1.0, "count": 1, "missing": 1}] == session.percentiles("x", 0.5).to_pylist()
 
 
+def test_values_may_be_asked_while_the_run_goes_on(run):
+    """A session shows the run as it was opened, also when values and processes came since."""
+    leader = run.producer()
+    leader.tracker().scalar({"x": 1.0})
+    leader.commit(0, run.export(leader, time=1), time=2, leader=True)
+    leader.writer.close()
+    with open_run(run.path) as session:
+        late = run.producer("late")
+        late.tracker().scalar({"x": 2.0})
+        run.export(late, time=3)
+        late.writer.close()
+        assert [{"value": 1.0}] == rows(session, "select value from scalars")
+        assert [1.0] == session.percentiles("x", 0.5)["p50"].to_pylist()
+
+
 masks = st.lists(st.none() | st.lists(st.booleans(), max_size=20), max_size=6)
 
 

@@ -226,6 +226,8 @@ def test_a_pivot_is_a_question_too(trained):
         "pragma database_list",
         "explain analyze copy (select 1) to '{path}'",
         "explain create table x as select 1",
+        "explain (format json) create table x as select 1",
+        "/* careful */ explain analyze create table x as select 1",
     ],
 )
 def test_a_session_only_reads(run, tmp_path, query):
@@ -259,6 +261,13 @@ def test_a_session_reaches_nothing_besides_the_run(run, tmp_path, query):
         open_run(run.path).sql(query.format(path=secret))
 
 
+def test_plans_are_answered(run):
+    """EXPLAIN of a question is one, in all its forms."""
+    session = run.open()
+    for form in ("explain", "EXPLAIN ANALYZE", "explain (format json)"):
+        assert session.sql(f"{form} select count(*) from tensors").num_rows
+
+
 def test_two_statements_are_refused(run):
     """One question at a time."""
     with pytest.raises(errors.QueryError, match="expected one statement, got 2"):
@@ -271,7 +280,7 @@ def test_unknown_views_and_columns_are_explained(run):
     """The error is one line and says what there is instead."""
     session = run.open()
     with pytest.raises(
-        errors.QueryError, match="Table with name recods does not exist; there are records, exports, "
+        errors.QueryError, match="Table with name recods does not exist; near: records; there are records, "
     ):
         session.sql("select * from recods")
     with pytest.raises(
