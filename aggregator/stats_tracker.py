@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
 
-    from eventlog.frame import Spec
+    from eventlog import Drained, Spec
     from eventlog.moments import Rows
-    from eventlog.recorder import Drained
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,22 +69,22 @@ class DistributedStatsTracker:
     """
 
     def __init__(self, name: str = "") -> None:
-        self._recorder = Recorder(name)
+        self.recorder = Recorder(name)
 
     @property
     def name(self) -> str:
         """The tracker's name, "" for the default one."""
-        return self._recorder.name
+        return self.recorder.name
 
     # -- scopes ------------------------------------------------------------------------------------
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Record under `name/` inside the block; nested scopes join."""
-        return self._recorder.scope(name)
+        return self.recorder.scope(name)
 
     def disable_scope(self) -> AbstractContextManager[None]:
         """Record without any scope inside the block."""
-        return self._recorder.no_scope()
+        return self.recorder.no_scope()
 
     def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
         """Decorate a function, sync or async, so that its body records under `name/`."""
@@ -117,7 +116,7 @@ class DistributedStatsTracker:
         Raises a ValueError naming the key for anything but a non-empty bool tensor.
         """
         eventlog.current()
-        self._recorder.denominator(masks, collective.label(reduce_group))
+        self.recorder.denominator(masks, collective.label(reduce_group))
 
     def stat(
         self,
@@ -134,17 +133,17 @@ class DistributedStatsTracker:
         """
         eventlog.current()
         kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
-        self._recorder.stat(denominator, tensors, kind, collective.label(reduce_group))
+        self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group))
 
     def scalar(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
         """Append single numbers; exported as their mean and, as `key__count`, how many there were."""
         eventlog.current()
-        self._recorder.scalar(values, collective.label(reduce_group))
+        self.recorder.scalar(values, collective.label(reduce_group))
 
     def counter(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
         """Add integers; exported as their exact sum over calls and ranks."""
         eventlog.current()
-        self._recorder.counter(values, collective.label(reduce_group))
+        self.recorder.counter(values, collective.label(reduce_group))
 
     @contextmanager
     def record_timing(self, key: str) -> Generator[None]:
@@ -157,18 +156,18 @@ class DistributedStatsTracker:
         try:
             yield
         finally:
-            self._recorder.timing(key, time.perf_counter() - began)
+            self.recorder.timing(key, time.perf_counter() - began)
 
     def declare(self, *keys: str, spread: str) -> None:
         """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
 
         What is not declared is "shards" (pooled). Raises a ValueError for any other word.
         """
-        self._recorder.declare(keys, _spread(spread))
+        self.recorder.declare(keys, _spread(spread))
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: leave it to the commit."""
-        self._recorder.set_step(step)
+        self.recorder.set_step(step)
 
     # -- export ------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class DistributedStatsTracker:
         Every rank of the group must call it; ranks may hold different keys. Without `reset` the records stay
         for the next export (the log holds each once). Raises on every rank when any rank fails or disagrees.
         """
-        full_key = None if key is None else self._recorder.full_key(key)
+        full_key = None if key is None else self.recorder.full_key(key)
         operation = f"export {self.name!r}" if full_key is None else f"export {full_key!r}"
         return _export(
             [self], full_key, reduce_group, key_sync_group, reset=reset, step=step, operation=operation
@@ -287,7 +286,7 @@ def _export(
 def _drain(
     trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any
 ) -> tuple[Drained, BaseException | None]:
-    recorders = [tracker._recorder for tracker in trackers]  # noqa: SLF001 (this module's own class)
+    recorders = [tracker.recorder for tracker in trackers]
     try:
         whole = None if step is None else as_step(step)
         return eventlog.drain(recorders, key=key, reset=reset, step=whole), None

@@ -4,26 +4,36 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 `eventlog.stop()` writes what is queued. The recording verbs are those of `aggregator.stats_tracker`.
 """
 
-from . import errors, moments, workflow_context
+from . import errors, moments, schema, workflow_context
 from .arrays import as_number, as_step
 from .errors import ArealMetricsError
+from .frame import Spec
 from .log import Log, Options
 from .manifest import read_json, write_json
 from .process import current, start, stop
-from .reader import RunReader
-from .recorder import Recorder, drain, set_step
+from .reader import RunReader, SessionState
+from .recorder import Drained, Recorder, drain, set_step
 from .reduction import Kind, ReduceType, Spread
-from .rundir import RunDir
+from .rundir import Attempt, Producer, RunDir
+from .schema import IndexRecord
+from .segment import Loss
 
 __all__ = [
     "ArealMetricsError",
+    "Attempt",
+    "Drained",
+    "IndexRecord",
     "Kind",
     "Log",
+    "Loss",
     "Options",
+    "Producer",
     "Recorder",
     "ReduceType",
     "RunDir",
     "RunReader",
+    "SessionState",
+    "Spec",
     "Spread",
     "as_number",
     "as_step",
@@ -32,6 +42,7 @@ __all__ = [
     "errors",
     "moments",
     "read_json",
+    "schema",
     "set_step",
     "start",
     "stop",

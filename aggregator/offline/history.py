@@ -79,6 +79,7 @@ class _Seen:
         self.of_records = np.searchsorted(self.codes, of_records)
         self.of_exports = np.searchsorted(self.codes, of_exports)
         self.complete = ~np.isin(self.codes, lost)
+        self.counts = np.bincount(self.of_records, minlength=len(self.codes)).astype(np.int64)
         self.sids, self.numbers = window_parts(self.codes)
 
     def _greatest(self, name: str) -> Ints:
@@ -88,9 +89,9 @@ class _Seen:
         return out
 
     def _training(self) -> NDArray[np.bool_]:
-        other = ~self.reading.records.equals("tracker", EVALUATION)
-        out = np.zeros(len(self.codes), np.bool_)
-        np.logical_or.at(out, self.of_records, other)
+        """Return which windows hold more than evaluation; of what cannot be read it is assumed."""
+        out = ~self.complete & (self.counts == 0)
+        np.logical_or.at(out, self.of_records, ~self.reading.records.equals("tracker", EVALUATION))
         return out
 
     def plain(self) -> list[timeline.Window]:
@@ -129,7 +130,7 @@ class _Seen:
             "time": nullable(self._greatest("time"), pa.timestamp("us", "UTC")),
             "step": nullable(none),
             "attempt": nullable(none),
-            "records": pa.array(np.bincount(self.of_records, minlength=n).astype(np.int64)),
+            "records": pa.array(self.counts),
         }
         return Rows(pa.table(columns), self.sids)
 

@@ -92,7 +92,7 @@ def _candidates(history: History) -> list[Candidate]:
 
 
 def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
-    """Return the distinct specs, and the number of each record's; -1: of a kind this version does not know."""
+    """Return the distinct specs, and the number of each record's; -1: of a kind this version knows not."""
     columns = ("key", "kind", "reduce_type", "spread", "group")
     texts = [table[name].combine_chunks().dictionary.to_pylist() for name in columns]
     number = np.zeros(table.num_rows, np.int64)

@@ -147,6 +147,28 @@ def test_a_damaged_file_costs_only_its_own_rows(run, damage):
     assert [(True, True)] * 3 == [(row["incomplete"], row["differs"]) for row in recomputed]
 
 
+@pytest.mark.parametrize("damage", ["frames", "files"])
+def test_damage_does_not_cost_an_attempt_its_steps(run, damage):
+    """A restarted leader whose records are destroyed still owns what it committed (report b10)."""
+    for attempt, steps in enumerate([range(6), range(3, 5)]):
+        leader = run.producer("actor", attempt, attempt=attempt, started=100 * attempt)
+        for step in steps:
+            leader.tracker().scalar({"x": 100.0 * attempt + step, f"only{attempt}": 1.0})
+            stats = run.export(leader, time=100 * attempt + step)
+            restored = 2 if attempt else None
+            leader.commit(step, stats, time=100 * attempt + step + 0.5, leader=True, restored=restored)
+    run.close()
+    for file in (run.path / "events" / "actor-1").glob("*.records.*"):
+        if damage == "files":
+            file.unlink()
+        elif file.suffix == ".arrows":
+            file.write_bytes(bytes(file.stat().st_size))
+    session = open_run(run.path)
+    assert [0, 1, 2, 103, 104] == session.metrics(["x"])["value"].to_pylist()
+    assert [0, 1, 2] == session.metrics(["only0"])["step"].to_pylist()
+    assert 3 == session.info()["superseded_steps"]
+
+
 def test_a_run_without_any_readable_frame_still_opens(run):
     """Every file destroyed: no rows, no exception, a problem for each."""
     recorded(run)
