@@ -22,10 +22,10 @@ demo: $(VENV)/.installed
 	$(RUN) examples/tiny_grpo/demo.py
 
 test: $(VENV)/.installed
-	$(RUN) -m pytest -n 2 -m "not long and not soak" $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not long and not soak" $(ARGS)
 
 test-long: $(VENV)/.installed
-	$(RUN) -m pytest -n 2 -m "long and not soak" $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile -m "long and not soak" $(ARGS)
 
 check: $(VENV)/.installed
 	$(RUN) -m ruff check

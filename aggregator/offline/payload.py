@@ -30,8 +30,7 @@ _OF_RECORD: Final = (
     "run", "session", "role", "rank", "world", "record_id", "time", "window", "step", "bound_by", "attempt",
     "epoch", "tracker", "key", "kind", "denominator", "denominator_id", "shape", "superseded", "complete",
 )  # fmt: skip
-_TIMES = pa.large_list(pa.timestamp("us", "UTC"))
-
+_TIMES: Final = pa.large_list(pa.timestamp("us", "UTC"))
 TABLE: Final = pa.schema(
     {
         **dict.fromkeys(("run", "session", "role"), pa.string()),
@@ -122,10 +121,10 @@ def table(history: History) -> pa.Table:
     rows = pa.Table.from_batches(batches, schema.PAYLOAD).combine_chunks()
     places = np.concatenate([*found, np.empty(0, np.intp)]).astype(np.intp)
     rows, places = _joined(rows.drop_columns(["record_id"]), places)
-    kept = _whole(history, rows, places)
-    rows, places = rows.filter(pa.array(kept)), places[kept]
-    order = np.argsort(places, kind="stable")
-    rows, places = rows.take(order), places[order]
+    kept = np.flatnonzero(_whole(history, rows, places))
+    kept = kept[np.argsort(places[kept], kind="stable")]
+    if len(kept) < len(places) or (np.diff(kept) < 0).any():  # else all that weighs is copied for nothing
+        rows, places = rows.take(kept), places[kept]
     return _described(history, index, rows, places)
 
 
@@ -133,6 +132,8 @@ def _joined(rows: pa.Table, places: Places) -> tuple[pa.Table, Places]:
     """Join the parts of records that were split; drop records of which a part is missing."""
     single = (ints(rows["element"], 0) == 0) & rows["last"].combine_chunks().to_numpy(zero_copy_only=False)
     split = np.flatnonzero(~single & (places >= 0))
+    if single.all():
+        return rows.drop_columns(["element", "last"]), places
     rest = rows.filter(pa.array(single)).drop_columns(["element", "last"])
     if not len(split):
         return rest, places[single]

@@ -51,10 +51,6 @@ class Rows:
         words = self.table[name].combine_chunks().dictionary.to_pylist()
         return self.codes(name) == (words.index(text) if text in words else len(words))
 
-    def where(self, chosen: Bools) -> Rows:
-        """Return some of the rows."""
-        return Rows(self.table.filter(pa.array(chosen)), self.sids[chosen])
-
     def take(self, places: NDArray[np.intp]) -> Rows:
         """Return the rows at the places."""
         return Rows(self.table.take(pa.array(places)), self.sids[places])

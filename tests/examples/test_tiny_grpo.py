@@ -97,6 +97,16 @@ def test_superseded_rows_are_kept_and_counted(story):
     ] == attempts  # fmt: skip
 
 
+def test_a_resumed_training_repeats_what_the_kill_undid(story):
+    """Weights, optimizer, random numbers and problems come back: redone numbers differ in timings only."""
+    kept = committed(story.run)
+    undone = [(step, key) for attempt, step, key in kept if attempt == 0 and step >= SAVE_EVERY]
+    compared = [(step, key) for step, key in undone if not key.startswith("timeperf/")]
+    assert {(step, key): kept[0, step, key] for step, key in compared} == {
+        (step, key): kept[1, step, key] for step, key in compared
+    }
+
+
 def test_the_names_of_areal_are_there(story):
     """Streaming, batch, timing and evaluation metrics carry the names that AReaL's users know."""
     with open_run(story.run) as run:
