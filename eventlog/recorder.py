@@ -76,6 +76,11 @@ class Recorder:
         spec = self._specs.get(identity)
         if spec is None:
             spread = self._spread.get(key, Spread.SHARDS)
+            if spread is Spread.SHARES and reduce_type in (ReduceType.MIN, ReduceType.MAX):
+                wanted = reduce_type.name
+                raise RecordingError(
+                    f"expected AVG or SUM for {key!r}, whose values are shares, got {wanted}"
+                )
             spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread)
             self._specs[identity] = spec
         return spec
@@ -143,11 +148,13 @@ class Recorder:
                 )
             shape = masked.shape
             checked = [
-                (full := self.full_key(key), arrays.as_values(value, full, shape))
+                (
+                    self._spec(full := self.full_key(key), Kind.STAT, reduce_type, name, label),
+                    arrays.as_values(value, full, shape),
+                )
                 for key, value in tensors.items()
             ]
-            for key, (values, dtype) in checked:
-                spec = self._spec(key, Kind.STAT, reduce_type, name, label)
+            for spec, (values, dtype) in checked:
                 masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:

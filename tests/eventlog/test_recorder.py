@@ -13,7 +13,7 @@ from eventlog import moments
 from eventlog.errors import RecordingError, RecordingTypeError
 from eventlog.frame import MaskPiece, MatrixPiece, SeriesPiece
 from eventlog.recorder import Recorder, drain, set_step
-from eventlog.reduction import ReduceType
+from eventlog.reduction import ReduceType, Spread
 
 
 @pytest.fixture
@@ -159,6 +159,15 @@ def test_refused_types_are_type_errors(recorder):
         recorder.scalar({"bad": "nan"})
     with pytest.raises(RecordingTypeError, match="expected a scope name"):
         recorder.scope(3).__enter__()
+
+
+def test_shares_of_a_number_have_no_extremes(recorder):
+    """MIN and MAX of what is declared as shares of one number are refused: no rank sees the whole."""
+    recorder.declare(["part"], Spread.SHARES)
+    recorder.denominator({"m": mask(1)})
+    with pytest.raises(RecordingError, match=r"expected AVG or SUM for 'part' .*, got MAX"):
+        recorder.stat("m", {"ok": torch.ones(1), "part": torch.ones(1)}, ReduceType.MAX)
+    assert ["m"] == [spec.key for spec in drain([recorder]).specs]
 
 
 def test_counters_are_exact_and_bounded(recorder):
