@@ -20,6 +20,8 @@ from tests.reference import Call, Export, Key, Oracle, Program, Step, carried_by
 TRACKERS = ["", "", "rollout", "eval-rollout"]
 SCOPES = ["", "", "a/", "a/b/"]
 SHAPES = [(1,), (3,), (2, 3), (2, 2, 2), (), (1, 300)]
+FAMILIES = [Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.SCALAR, Kind.COUNTER, Kind.TIMING]
+OF_TENSORS = [each for each in ReduceType if each is not ReduceType.SCALAR]
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0]
 NUMBERS = st.integers(-128, 128).map(float)  # what bfloat16 holds exactly
 FLOATS = {
@@ -35,7 +37,7 @@ TIMES = st.integers(0, 4096).map(lambda ticks: ticks / 1024)
 
 
 def mostly(value: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """Draw a value three times out of four, else one of the others; shrink to the value."""
+    """Draw a value more often than the others; shrink to it."""
     return st.sampled_from([value, value, value, *others])
 
 
@@ -49,31 +51,27 @@ def partitions(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[tuple[
 
 @st.composite
 def vocabularies(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[Key, ...]:
-    """Draw the keys of a program: masks, stats over them, scalars, counters, timings."""
-    own = draw(mostly((), draw(partitions(ranks))))
+    """Draw the keys of a program: masks and the stats over them, scalars, counters, timings."""
+    own = draw(partitions(ranks))
     keys: list[Key] = []
 
-    def new(kind: Kind, prefix: str, tracker: str, spread: Spread, **what: Any) -> Key:
-        groups = draw(st.sampled_from([(), own])) if kind is not Kind.TIMING else ()
+    def new(prefix: str, kind: Kind, tracker: str, spread: Spread, **what: Any) -> Key:
+        groups = draw(mostly((), own))
         keys.append(Key(f"{prefix}k{len(keys)}", kind, tracker, spread=spread, groups=groups, **what))
         return keys[-1]
 
-    for _ in range(draw(st.integers(1, 5))):
-        tracker, scope = draw(st.sampled_from(TRACKERS)), draw(st.sampled_from(SCOPES))
-        prefix = f"{tracker}/{scope}".lstrip("/")
+    for _ in range(draw(st.integers(1, 4))):
+        tracker = draw(st.sampled_from(TRACKERS))
+        prefix = f"{tracker}/{draw(st.sampled_from(SCOPES))}".lstrip("/")
         spread = draw(mostly(Spread.SHARDS, Spread.SHARES, Spread.REPLICATED))
-        kind = draw(
-            st.sampled_from([Kind.DENOMINATOR, Kind.DENOMINATOR, Kind.SCALAR, Kind.COUNTER, Kind.TIMING])
-        )
+        kind = draw(st.sampled_from(FAMILIES))
         if kind is Kind.TIMING:
             keys.append(Key(f"timeperf/k{draw(st.integers(0, 1))}", kind, tracker))
             continue
-        first = new(kind, prefix, tracker, spread)
-        for _ in range(draw(st.integers(0, 2)) if kind is Kind.DENOMINATOR else 0):
-            reduce_type = draw(
-                st.sampled_from([each for each in ReduceType if each is not ReduceType.SCALAR])
-            )
-            new(Kind.STAT, prefix, tracker, spread, reduce_type=reduce_type, denominator=first.name)
+        first = new(prefix, kind, tracker, spread)
+        for _ in range(draw(st.integers(1, 3)) if kind is Kind.DENOMINATOR else 0):
+            reduce_type = draw(st.sampled_from(OF_TENSORS))
+            new(prefix, Kind.STAT, tracker, spread, reduce_type=reduce_type, denominator=first.name)
     return tuple(dict.fromkeys(keys))
 
 
@@ -81,16 +79,13 @@ def vocabularies(draw: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[Key,
 def values(draw: Callable[..., Any], key: Key, mask: Any) -> Call:
     """Draw a recording call; `mask` is the one that a stat is bound to."""
     if key.kind is Kind.DENOMINATOR:
-        shape = draw(st.sampled_from(SHAPES))
         bits = draw(st.lists(st.booleans(), min_size=1, max_size=6))
-        return Call(key, np.resize(np.array(bits), shape))
+        return Call(key, np.resize(np.array(bits), draw(st.sampled_from(SHAPES))))
     if key.kind is not Kind.STAT:
         return Call(key, draw({Kind.SCALAR: SCALARS, Kind.COUNTER: COUNTS, Kind.TIMING: TIMES}[key.kind]))
     dtype = draw(st.sampled_from(list(FLOATS)))
-    drawn = draw(
-        st.lists(mostly(FLOATS[dtype], st.sampled_from(SPECIAL)).flatmap(lambda s: s), min_size=1, max_size=6)
-    )
-    numbers = np.resize(np.array(drawn, np.float64), mask.shape)
+    floats = draw(mostly(FLOATS[dtype], FLOATS[dtype] | st.sampled_from(SPECIAL)))
+    numbers = np.resize(np.array(draw(st.lists(floats, min_size=1, max_size=6)), np.float64), mask.shape)
     if draw(st.booleans()):
         numbers = np.where(mask, numbers, np.nan)  # padding holds anything
     forms = FORMS if dtype == "bfloat16" else [*FORMS, "numpy"]
@@ -98,8 +93,8 @@ def values(draw: Callable[..., Any], key: Key, mask: Any) -> Call:
 
 
 @st.composite
-def calls(draw: Callable[..., Any], keys: list[Key], oracle: Oracle, rank: int, most: int) -> list[Call]:
-    """Draw what a rank records in a step; the oracle knows its masks."""
+def calls(draw: Callable[..., Any], keys: list[Key], oracle: Oracle, rank: int) -> list[Call]:
+    """Draw what a rank records in a step: some of the keys, some of them several times, or nothing."""
     made: list[Call] = []
 
     def make(key: Key) -> None:
@@ -108,8 +103,7 @@ def calls(draw: Callable[..., Any], keys: list[Key], oracle: Oracle, rank: int, 
         oracle.record(rank, made[-1])
 
     by_name = {key.name: key for key in keys}
-    for _ in range(draw(st.integers(0, most)) if keys else 0):
-        key = draw(st.sampled_from(keys))
+    for key in draw(st.lists(st.sampled_from(keys), max_size=8)) if keys else ():
         if key.kind is Kind.STAT and (key.denominator not in oracle.masks[rank] or draw(mostly(False, True))):
             make(by_name[key.denominator])
         make(key)
@@ -123,11 +117,12 @@ def exports(draw: Callable[..., Any], ranks: tuple[int, ...], keys: tuple[Key, .
     export = Export(reduce_groups=draw(side_by_side), sync_groups=draw(side_by_side))
     if any(len(g) > 1 and not carried_by(key, g, export) for key in keys for g in key.groups):
         export = replace(export, sync_groups=(ranks,))
-    only = draw(mostly(None, *keys))
-    if only is not None and only.kind is not Kind.TIMING:
+    what = draw(st.sampled_from(["all", "all", "all", "all", "tracker", "key"]))
+    only = draw(st.sampled_from(keys))
+    if what == "key" and only.kind is not Kind.TIMING:
         export = replace(export, tracker=only.tracker, key=only.name)
-    elif draw(mostly(False, True)):
-        export = replace(export, tracker=draw(st.sampled_from(TRACKERS)))
+    elif what == "tracker":
+        export = replace(export, tracker=only.tracker)
     given_by = tuple(rank for rank in ranks if draw(st.booleans())) if draw(mostly(False, True)) else ()
     return replace(export, reset=draw(mostly(True, False)), step_given_by=given_by)
 
@@ -143,13 +138,13 @@ def programs(draw: Callable[..., Any]) -> Program:
     oracle = Oracle(ranks)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, 3))):
-        copies = draw(calls(copied, oracle, holders[0], 3))
+        copies = draw(calls(copied, oracle, holders[0]))
         of_rank: dict[int, list[Call]] = {}
         for rank in ranks:
             of_rank[rank] = list(copies) if rank in holders else []
-            if rank in holders and copies and draw(mostly(False, False, False, True)):
+            if of_rank[rank] and draw(mostly(False, False, False, True)):
                 of_rank[rank][-1] = _spoiled(copies[-1])
-            of_rank[rank] += draw(calls(others, oracle, rank, 5))
+            of_rank[rank] += draw(calls(others, oracle, rank))
         steps.append(Step(of_rank, draw(st.lists(exports(ranks, keys), min_size=1, max_size=2))))
         for export in steps[-1].exports:
             oracle.export(export)
