@@ -151,6 +151,7 @@ class Oracle:
             selected = np.array([value.sum()], np.int64)  # what it exports: how many are true
         elif key.kind is Kind.STAT:
             _, mask = self.masks[rank][key.denominator]
+            assert value.shape == mask.shape
             selected = value[mask].astype(np.float64)
         else:
             selected = np.array([value], np.int64 if key.kind in EXACT else np.float64)

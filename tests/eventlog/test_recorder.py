@@ -165,7 +165,7 @@ def test_shares_of_a_number_have_no_extremes(recorder):
     """MIN and MAX of what is declared as shares of one number are refused: no rank sees the whole."""
     recorder.declare(["part"], Spread.SHARES)
     recorder.denominator({"m": mask(1)})
-    with pytest.raises(RecordingError, match=r"expected AVG or SUM for 'part' .*, got MAX"):
+    with pytest.raises(RecordingError, match=r"expected AVG or SUM for 'part'.*, got MAX"):
         recorder.stat("m", {"ok": torch.ones(1), "part": torch.ones(1)}, ReduceType.MAX)
     assert ["m"] == [spec.key for spec in drain([recorder]).specs]
 
@@ -272,14 +272,15 @@ def test_autograd_graphs_are_released_at_record(recorder):
     assert graph() is None
 
 
-def test_made_up_keys_do_not_pile_up():
+def test_made_up_keys_do_not_pile_up(monkeypatch):
     """A key that is new in every window leaves nothing behind but a bounded table of names."""
+    monkeypatch.setattr("eventlog.recorder._INTERNED_AT_MOST", 500)
     recorder = Recorder()
-    for i in range(70_000):
+    for i in range(2000):
         recorder.scalar({f"k{i}": 1})
-        if i % 1000 == 999:
+        if i % 100 == 99:
             drain([recorder])
-    assert len(recorder._specs) < 2**16
+    assert len(recorder._specs) <= 600
 
 
 def test_a_producer_tensor_on_another_dtype_shares_a_mask(recorder):
