@@ -21,7 +21,8 @@ RANKS = [(0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2), (1, 3), (2,)]
 TRACKERS = ["", "", "rollout", "eval-rollout"]
 SCOPES = ["", "", "a/", "a/b/"]
 FAMILIES = [Kind.DENOMINATOR] * 4 + [Kind.SCALAR, Kind.COUNTER, Kind.TIMING]
-OF_TENSORS = [each for each in ReduceType if each is not ReduceType.SCALAR]
+OF_SHARES = [ReduceType.AVG_MIN_MAX, ReduceType.AVG, ReduceType.SUM]
+OF_TENSORS = [*OF_SHARES, ReduceType.MIN, ReduceType.MAX]
 SHAPES = [(1,), (3,), (2, 3), (2, 2, 2), (), (1, 300)]
 FORMS = ["plain", "plain", "strided", "transposed", "grad", "numpy"]
 SPECIAL = [math.nan, math.inf, -math.inf, -0.0]
@@ -82,7 +83,7 @@ def _keys(rng: Random, ranks: Ranks) -> tuple[Key, ...]:
             continue
         first = add(prefix, kind, tracker, spread)
         for _ in range(rng.randint(1, 3) if kind is Kind.DENOMINATOR else 0):
-            reduce_type = rng.choice(OF_TENSORS)
+            reduce_type = rng.choice(OF_SHARES if spread is Spread.SHARES else OF_TENSORS)
             add(prefix, Kind.STAT, tracker, spread, reduce_type=reduce_type, denominator=first.name)
     return tuple(dict.fromkeys(keys))
 
@@ -152,38 +153,38 @@ def _export(rng: Random, ranks: Ranks, keys: tuple[Key, ...]) -> Export:
 
 def smallest(batch: list[Program], fails: Callable[[list[Program]], bool]) -> list[Program]:
     """Take away from programs, piece by piece, what they can fail without."""
-    found = True
-    while found:
-        found = next((each for each in _smaller(batch) if _is_legal(each) and fails(each)), None)
-        batch = found or batch
+    batch = next(([alone] for alone in batch if len(batch) > 1 and fails([alone])), batch)
+    found: list[Program] | None = batch
+    while found is not None:
+        batch = found
+        found = next((less for less in _smaller(batch) if _is_legal(less) and fails(less)), None)
     return batch
 
 
 def _smaller(batch: list[Program]) -> Iterator[list[Program]]:
-    for i in range(len(batch)):
-        if len(batch) > 1:
-            yield [*batch[:i], *batch[i + 1 :]]
-    for i, each in enumerate(batch):
-        for less in _with_less(each):
-            yield [*batch[:i], less, *batch[i + 1 :]]
+    yield from (less for less in _without_one(batch) if less)
+    for i, whole in enumerate(batch):
+        yield from ([*batch[:i], less, *batch[i + 1 :]] for less in _with_less(whole))
+
+
+def _without_one(items: list[Any]) -> Iterator[list[Any]]:
+    yield from ([*items[:i], *items[i + 1 :]] for i in range(len(items)))
 
 
 def _with_less(whole: Program) -> Iterator[Program]:
-    steps = whole.steps
-    for i, step in enumerate(steps):
-        rest = [*steps[:i], None, *steps[i + 1 :]]
+    yield from (replace(whole, steps=steps) for steps in _without_one(whole.steps) if steps)
+    for i, step in enumerate(whole.steps):
+        for less in _step_with_less(step):
+            yield replace(whole, steps=[*whole.steps[:i], less, *whole.steps[i + 1 :]])
 
-        def put(*instead: Step, rest: list[Any] = rest) -> Program:
-            return replace(whole, steps=[s for each in rest for s in (instead if each is None else (each,))])
 
-        if len(steps) > 1:
-            yield put()
-        for at in range(len(step.exports)) if len(step.exports) > 1 else ():
-            yield put(replace(step, exports=[*step.exports[:at], *step.exports[at + 1 :]]))
-        for rank, calls in step.calls.items():
-            for less in ([], *([*calls[:at], *calls[at + 1 :]] for at in range(len(calls)))):
-                if len(less) < len(calls):
-                    yield put(replace(step, calls=step.calls | {rank: less}))
+def _step_with_less(step: Step) -> Iterator[Step]:
+    yield from (replace(step, exports=exports) for exports in _without_one(step.exports) if exports)
+    for rank, calls in step.calls.items():
+        half = len(calls) // 2
+        for less in ([], calls[:half], calls[half:], *_without_one(calls)):
+            if len(less) < len(calls):
+                yield replace(step, calls=step.calls | {rank: less})
 
 
 def _is_legal(batch: list[Program]) -> bool:

@@ -100,9 +100,6 @@ class Program:
             lines += [f"  {_said(export)}" for export in step.exports]
         return "\n".join(["", *lines])
 
-    def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        printer.text(repr(self))  # Hypothesis shows a failing program so
-
 
 def _said(what: Any) -> str:
     """Return a dataclass without the fields that are as they mostly are."""
@@ -112,9 +109,16 @@ def _said(what: Any) -> str:
         if isinstance(value, Key):
             texts.append(value.name)
         elif found.name in ("value", "name", "kind") or value != found.default:
-            shown = value.value if isinstance(value, Enum) else value
-            texts.append(f"{found.name}={shown.tolist() if isinstance(shown, np.ndarray) else shown}")
+            texts.append(f"{found.name}={_shown(value)}")
     return f"{type(what).__name__}({', '.join(texts)})"
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.size < 20 else f"{value.shape} of {value.reshape(-1)[:6].tolist()} …"
+    return value
 
 
 # -- what an export says -------------------------------------------------------------------------------
