@@ -55,7 +55,7 @@ class Log:
     """The log of one process's lifetime in one run directory.
 
     Attributes: `run`, `producer`; `attempt` (None while unknown); `leader` (claimed the attempt);
-    `not_durable` (commits that were not on disk within COMMIT_SECONDS).
+    `not_durable` (commits that were not on disk within COMMIT_SECONDS, or with losses).
     """
 
     def __init__(self, options: Options, *, warn_of_rivals: bool = True) -> None:
@@ -64,13 +64,14 @@ class Log:
         self.producer = _producer(options, self.run)
         self.leader = False
         self.not_durable = 0
+        self.writer = Writer(self.run, self.producer, fsync=options.fsync, attempt=options.attempt)
+        # Only now: of two processes that start together at least one sees the other's files.
         if warn_of_rivals and (others := rivals(self.run, self.producer)):
             warnings.warn(
                 f"role {options.role!r} rank {self.producer.rank} is recorded by another live process too "
                 f"({others[0]}); both are kept, each in files of its own",
                 stacklevel=4,
             )
-        self.writer = Writer(self.run, self.producer, fsync=options.fsync)
         self._texts = encode.Texts()
         self._attempt = options.attempt
         self._known_attempt = options.attempt is not None
@@ -78,6 +79,7 @@ class Log:
         self._commits = 0
         self._drained: int | None = None
         self._committed = -1
+        self._lost = 0
         self._tags: dict[str, Any] = {}
         self._ended = False
         self._lock = threading.Lock()
@@ -113,14 +115,15 @@ class Log:
             "config": dict(config or {}),
             "version_info": dict(version_info or {}),
         }
-        self._attempt = self.run.claim_attempt(info, self.options.attempt)
+        self._attempt = self.writer.attempt = self.run.claim_attempt(info, self.options.attempt)
         self._known_attempt = self.leader = True
         return self._attempt
 
     def learn_attempt(self, number: int) -> None:
         """Take over the attempt of the leader an export was shared with; a given attempt stays."""
         if self.options.attempt is None and not self.leader:
-            self._attempt, self._known_attempt = number, True
+            self._attempt = self.writer.attempt = number
+            self._known_attempt = True
 
     def superseded(self) -> bool:
         """Whether a newer attempt was claimed: a leader then goes on logging but talks to no backend."""
@@ -217,10 +220,10 @@ class Log:
     ) -> bool:
         """Bind what was drained since this process's last commit to a step; the leader adds its metrics.
 
-        Returns whether the commit and everything before it is written (a SIGKILL cannot take it back);
-        past COMMIT_SECONDS it warns, counts `not_durable` and returns False. `metrics` has one dict per
-        sub-index; `time_us` is when it happened (now, if not given); `restored_step` is the last_commit_step
-        the logger was restored with.
+        Returns whether the commit and everything since the last one is written (a SIGKILL cannot take it
+        back); after a loss, and past COMMIT_SECONDS, it warns, counts `not_durable` and returns False.
+        `metrics` has one dict per sub-index; `time_us` is when it happened (now, if not given);
+        `restored_step` is the last_commit_step the logger was restored with.
         """
         with self._lock:
             first, last = self._committed + 1, self._drained
@@ -256,11 +259,14 @@ class Log:
         return self._durable(ticket, global_step)
 
     def _durable(self, ticket: int, step: int) -> bool:
-        if self.writer.wait(ticket, COMMIT_SECONDS):
+        written = self.writer.wait(ticket, COMMIT_SECONDS)
+        before, self._lost = self._lost, self.writer.records_lost
+        if written and self._lost == before:
             return True
         self.not_durable += 1
+        got = "a loss" if written else "no answer yet"
         warnings.warn(
-            f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got no answer yet "
+            f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got {got} "
             f"({self.not_durable} such commits): {self.run.path}",
             stacklevel=4,
         )

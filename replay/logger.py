@@ -253,9 +253,7 @@ def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | Non
         return eventlog.start(run), True
     if Path(run).resolve() == Path(started.run.path).resolve():
         return started, False
-    return Log(
-        eventlog.Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)
-    ), True
+    return Log(eventlog.Options(os.fspath(run), role=started.options.role, rank=started.producer.rank)), True
 
 
 def _start_in(root: Path) -> Log:

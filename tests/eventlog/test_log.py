@@ -74,6 +74,7 @@ def test_windows_and_commits_are_read_back(tmp_path):
     marker, entry = commits_of(tmp_path / "run")
     assert (7, 0, frame.window) == (marker["global_step"], marker["window_first"], marker["window_last"])
     assert ("x", 0.5) == (entry["key"], entry["value"])
+    eventlog.stop()  # a commit does not wait for payload
     (values,) = payload_of(tmp_path / "run")
     assert [0.5] == values["values64"]
 
@@ -324,6 +325,19 @@ def test_a_disk_that_does_not_answer_is_counted(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match=r"expected step 3 on disk within 0.05 s"):
         assert not log.commit(0, 0, 3)
     assert log.not_durable == 1
+
+
+def test_a_lost_record_is_no_durable_commit(tmp_path, monkeypatch):
+    """A commit whose window could not be written says so; the next one is durable again."""
+    log = eventlog.start(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("eventlog.log.encode.records", lambda *_: 1 / 0)
+        log.write(record())
+        with pytest.warns(UserWarning, match="expected step 3 on disk within 5 s, got a loss"):
+            assert not log.commit(0, 0, 3)
+    log.write(record())
+    assert log.commit(0, 0, 4)
+    assert (1, 1) == (log.not_durable, len(log.losses()))
 
 
 def test_sigterm_drains(tmp_path):
