@@ -132,6 +132,15 @@ class Writer:
         with self._changed:
             return not self._abandoned and self._changed.wait_for(done, timeout)
 
+    def flush(self, timeout: float) -> bool:
+        """Whether, within `timeout` seconds, everything put so far is written or lost, payload included."""
+
+        def done() -> bool:
+            return self._urgent.oldest() is None and self._payload.oldest() is None
+
+        with self._changed:
+            return self._changed.wait_for(done, timeout)
+
     def losses(self) -> list[Loss]:
         """Return what was lost so far, one entry a stream, cause and window."""
         with self._changed:

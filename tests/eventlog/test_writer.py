@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import eventlog
 from eventlog import writer as writer_module
 from eventlog.errors import LogError, RunDirectoryError
 from eventlog.rivals import rivals
@@ -708,3 +709,14 @@ def test_no_descriptors_are_left_open(run):
     tell(run.path)
     rivals(run, producer(run))
     assert before == len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_flush_waits_for_payload_too(tmp_path):
+    """After flush everything that was put is written, payload included."""
+    log = eventlog.start(tmp_path)
+    recorder = eventlog.Recorder()
+    recorder.scalar({"x": 1})
+    log.write(eventlog.drain([recorder]).frame)
+    assert log.writer.flush(10)
+    assert [1] == [batch.num_rows for _, _, batch in eventlog.RunReader(tmp_path).payload()]
+    eventlog.stop()
