@@ -8,6 +8,7 @@ own time-out.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -244,10 +245,15 @@ def _route(specs: tuple[plan.Spec, ...], channels: list[Channel], *, reduced: bo
     for known in tuple(_routes):
         if known.specs == specs and known.groups == groups and known.reduced == reduced:
             return known
-    rank = channels[0].rank if channels else 0
-    fresh = plan.route(specs, groups, rank, reduced=reduced)
+    fresh = plan.route(specs, groups, _rank(), reduced=reduced)
     _routes.append(fresh)
     return fresh
+
+
+def _rank() -> int:
+    """Return the global rank; 0 where no process group was made (then torch may not even be loaded)."""
+    dist = sys.modules.get("torch.distributed")
+    return dist.get_rank() if dist is not None and dist.is_initialized() else 0
 
 
 def _check_shape(rows: Ints, specs: Sequence[plan.Spec]) -> None:
