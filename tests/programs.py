@@ -135,7 +135,7 @@ def _spoiled(copy: Call) -> Call:
 
 def _export(rng: Random, ranks: Ranks, keys: tuple[Key, ...]) -> Export:
     """Make an export whose groups can take the keys' own groups."""
-    groups = [(ranks,), (ranks,), _partition(rng, ranks), ()]
+    groups = [(ranks,), (ranks,), _partition(rng, ranks), _partition(rng, ranks), ()]
     export = Export(reduce_groups=rng.choice(groups), sync_groups=rng.choice(groups))
     if any(len(g) > 1 and not carried_by(key, g, export) for key in keys for g in key.groups):
         export = replace(export, sync_groups=(ranks,))

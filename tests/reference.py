@@ -143,9 +143,7 @@ class Oracle:
         self.ranks = ranks
         self.masks: dict[int, dict[str, tuple[Key, Any]]] = {rank: {} for rank in ranks}
         self.records: dict[int, list[tuple[Key, Any]]] = {rank: [] for rank in ranks}  # key, selected values
-        self.logged: dict[int, list[tuple[Key, Any]]] = {
-            rank: [] for rank in ranks
-        }  # … of all exported so far
+        self.logged: dict[int, list[tuple[Key, Any]]] = {rank: [] for rank in ranks}  # … exported so far
 
     def record(self, rank: int, call: Call) -> None:
         """Keep what is selected: by the mask that was registered last. The rest is never looked at."""
@@ -182,9 +180,8 @@ class Oracle:
 
     def _take(self, rank: int, export: Export) -> list[tuple[Key, Any]]:
         taken = [record for record in self.records[rank] if export.covers(record[0])]
-        self.logged[rank] += [
-            record for record in taken if not any(record is old for old in self.logged[rank])
-        ]
+        known = {id(record) for record in self.logged[rank]}
+        self.logged[rank] += [record for record in taken if id(record) not in known]
         if export.reset:
             self.records[rank] = [record for record in self.records[rank] if not export.covers(record[0])]
         if export.reset and export.key is None:  # one key alone leaves the masks to the others
@@ -265,11 +262,11 @@ def _who_hears(carrier: Ranks, export: Export) -> set[int]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the ranks must read from the exports of a step, and what the log must say of it afterwards."""
+    """What the ranks must read from the exports of a step, and what the log must say afterwards."""
 
     answers: list[Answers]
-    committed: Numbers
-    recomputed: Numbers
+    committed: Numbers  # what the leader read
+    elsewhere: dict[str, list[Numbers]]  # keys it did not: what the groups that hold one read
     logged: dict[tuple[int, str], Any]  # the selected values by rank and key, of everything up to here
 
 
@@ -286,16 +283,29 @@ def _expected(oracle: Oracle, step: Step) -> Expected:
     leader = oracle.ranks[0]
     said: list[Answers] = []
     committed: Numbers = {}
-    found: dict[str, list[tuple[Sequence[int], Numbers]]] = {}  # key → (preference, numbers)
-    for number, export in enumerate(step.exports):
+    readings: dict[str, list[Numbers]] = {}
+    for export in step.exports:
         pools = oracle.pool(export)
         said.append(answers(pools, export, oracle.ranks))
         committed |= said[-1][leader] or {}
         for pooled in pools:
-            preference = _preference(pooled, leader, number)
-            if said[-1][pooled.group[0]] is not None and preference is not None:
-                found.setdefault(pooled.key.name, []).append((preference, pooled.numbers))
-    return Expected(said, committed, _recomputed(committed, found), _logged(oracle))
+            readings.setdefault(pooled.key.name, []).extend(_readings(pooled, said[-1], leader))
+    elsewhere = {key: those for key, those in readings.items() if _names(those).isdisjoint(committed)}
+    return Expected(said, committed, elsewhere, _logged(oracle))
+
+
+def _readings(pooled: Pooled, said: Answers, leader: int) -> list[Numbers]:
+    """Return what the log may say of a key; {}: nothing.
+
+    What a rank kept to itself is nobody else's business; what was raised instead of read is no number.
+    """
+    members = pooled.carrier or tuple(rank for rank in pooled.group if rank == leader)
+    failed = [said[rank] is None for rank in members]
+    return ([] if all(failed) else [pooled.numbers]) + ([{}] if any(failed) or not members else [])
+
+
+def _names(readings: list[Numbers]) -> set[str]:
+    return {name for numbers in readings for name in numbers}
 
 
 def _logged(oracle: Oracle) -> dict[tuple[int, str], Any]:
@@ -307,32 +317,6 @@ def _logged(oracle: Oracle) -> dict[tuple[int, str], Any]:
     return {place: np.concatenate(parts) for place, parts in found.items()}
 
 
-def _preference(pooled: Pooled, leader: int, number: int) -> Sequence[int] | None:
-    """Order what several groups say of a key that was not committed; None: such a key does not count.
-
-    The groups of the leader come first, then its own numbers, the latest export first; then the other groups,
-    the one with the lowest rank that holds the key first. What other ranks kept to themselves is theirs.
-    """
-    if leader in pooled.carrier:
-        return 0, -number, min(pooled.holders)
-    if pooled.carrier:
-        return 2, min(pooled.holders), -number
-    return (1, -number) if leader in pooled.group else None
-
-
-def _recomputed(committed: Numbers, found: dict[str, list[tuple[Sequence[int], Numbers]]]) -> Numbers:
-    """Return what was committed, and other keys (of another pipeline stage) as one of the groups read them.
-
-    Nothing is ever added up across groups.
-    """
-    recomputed = dict(committed)
-    for those in found.values():
-        names = {name for _, said in those for name in said}
-        if names.isdisjoint(committed):
-            recomputed |= min(those, key=lambda one: one[0])[1]
-    return recomputed
-
-
 # -- comparing -----------------------------------------------------------------------------------------
 
 
@@ -340,6 +324,20 @@ def differences(wanted: Numbers, got: Numbers) -> dict[str, tuple[float | None, 
     """Return the names whose numbers are not the same, as (wanted, got); None is an absent one."""
     both = {name: (wanted.get(name), got.get(name)) for name in sorted(wanted.keys() | got.keys())}
     return {name: pair for name, pair in both.items() if not _same(*pair)}
+
+
+def unlike(step: Expected, got: Numbers) -> dict[str, tuple[float | None, float | None]]:
+    """Return the differences of what a log says of a step: it must say what was committed.
+
+    Of a key that the leader never read (another pipeline stage's) it must say what one of the groups that
+    hold it read. Nothing is ever added up across groups.
+    """
+    rest, found = dict(got), {}
+    for readings in step.elsewhere.values():
+        said = {name: rest.pop(name) for name in _names(readings) if name in rest}
+        if all(differences(reading, said) for reading in readings):
+            found |= differences(readings[0], said)
+    return found | differences(step.committed, rest)
 
 
 def _same(wanted: float | None, got: float | None) -> bool:

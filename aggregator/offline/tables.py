@@ -176,6 +176,7 @@ def attempts(history: History) -> pa.Table:
     claims = {claim.number: claim for claim in history.reading.attempts}
     people = {producer.session: producer for producer in history.reading.producers}
     rows: list[dict[str, Any]] = []
+    newest = max(history.timeline.owned_from, default=None)
     for attempt, owned_from in history.timeline.owned_from.items():
         claim = claims.get(attempt)
         session = (claim and claim.session) or min(history.leaders.get(attempt, ()), default=None)
@@ -186,7 +187,7 @@ def attempts(history: History) -> pa.Table:
                 "attempt": attempt,
                 "started": claim and claim.started_us,
                 "ended": claim and claim.ended_us,
-                "outcome": claim and claim.outcome,
+                "outcome": (claim and claim.outcome) or (None if attempt == newest else "unknown"),
                 "role": led and led.role,
                 "rank": led and led.rank,
                 "session": session,

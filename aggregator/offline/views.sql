@@ -101,7 +101,7 @@ from _attempts;
 
 comment on view log.attempts is 'Lifetimes of the run as a whole';
 comment on column log.attempts.started is 'when it was claimed';
-comment on column log.attempts.outcome is 'finished, exception: …, signal: …; null: running, or killed';
+comment on column log.attempts.outcome is 'finished, exception: …, signal: …; unknown: killed; null: the newest one runs, or was killed';
 comment on column log.attempts.host is 'the leader''s host';
 comment on column log.attempts.session is 'the leader''s session';
 comment on column log.attempts.commits is 'commits of the leader';

@@ -19,7 +19,18 @@ from eventlog import Kind, ReduceType, RunReader, Spread
 from tests.gloo import Ranks
 from tests.players import meet, play
 from tests.programs import program, smallest
-from tests.reference import Call, Expected, Export, Key, Numbers, Program, Step, differences, expected
+from tests.reference import (
+    Call,
+    Expected,
+    Export,
+    Key,
+    Numbers,
+    Program,
+    Step,
+    differences,
+    expected,
+    unlike,
+)
 
 WORLD = 4
 
@@ -85,16 +96,21 @@ def _check_answers(rank: int, wanted: list[Expected], said: list[list[Numbers | 
 def _check_metrics(path: Path, wanted: list[Expected]) -> None:
     """Compare the committed steps and those that the log recomputes."""
     with open_run(path) as run:
-        for source in ("committed", "recomputed"):
-            got: dict[int, Numbers] = {}
-            for row in run.metrics(source=source).to_pylist():
-                number = row["value"] if row["value_int"] is None else row["value_int"]
-                got.setdefault(row["step"], {})[row["key"]] = number
-                assert not row.get("differs"), row
-            for number, step in enumerate(wanted):
-                assert {} == differences(getattr(step, source), got.get(number, {})), (
-                    f"{source}, step {number}"
-                )
+        committed, recomputed = (
+            _steps(run.metrics(source=s).to_pylist()) for s in ("committed", "recomputed")
+        )
+    for number, step in enumerate(wanted):
+        assert {} == differences(step.committed, committed.get(number, {})), f"committed, step {number}"
+        assert {} == unlike(step, recomputed.get(number, {})), f"recomputed, step {number}"
+
+
+def _steps(rows: list[dict[str, Any]]) -> dict[int, Numbers]:
+    steps: dict[int, Numbers] = {}
+    for row in rows:
+        assert not row.get("differs"), row
+        number = row["value"] if row["value_int"] is None else row["value_int"]
+        steps.setdefault(row["step"], {})[row["key"]] = number
+    return steps
 
 
 def _check_values(path: Path, wanted: list[Expected]) -> None:
