@@ -5,7 +5,7 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 """
 
 from . import errors, moments, schema, workflow_context
-from .arrays import as_number, as_step
+from .arrays import as_key, as_number, as_scalar, as_step
 from .errors import ArealMetricsError
 from .frame import Spec
 from .log import Log, Options
@@ -35,7 +35,9 @@ __all__ = [
     "SessionState",
     "Spec",
     "Spread",
+    "as_key",
     "as_number",
+    "as_scalar",
     "as_step",
     "current",
     "drain",

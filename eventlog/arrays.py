@@ -24,6 +24,17 @@ _KEPT = {"float32", "float64"}
 _WRAP_HINT = "a negative step is often a 32-bit counter that wrapped around; count in int64"
 
 
+def as_int(value: Any, what: str) -> int:
+    """Return an option that is an integer of 0 or more; the error names it as `what`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise RecordingTypeError(f"expected {what} (an integer), got {type(value).__name__} {value!r}") from None
+    if isinstance(value, bool) or number < 0:
+        raise RecordingError(f"expected {what} of 0 or more, got {value!r}")
+    return number
+
+
 def as_step(value: Any) -> int:
     """Return a training step as int; takes ints, integral floats, numpy integers and 1-element tensors.
 
@@ -32,6 +43,8 @@ def as_step(value: Any) -> int:
     step = value
     if not isinstance(step, (int, float)) and hasattr(step, "item"):
         step = _item(value, StepError("expected one step", value))
+    if isinstance(step, bool):
+        raise StepError(f"expected a step (an integer), got bool {step}")
     if isinstance(step, float):
         if not step.is_integer():
             raise StepError(
@@ -53,6 +66,21 @@ def _item(value: Any, otherwise: Exception) -> Any:
     if math.prod(getattr(value, "shape", ())) != 1:
         raise otherwise
     return value.item()
+
+
+def as_key(name: Any, what: str = "key") -> str:
+    """Return a name without slashes around it; refuses what is no text, is empty, or no valid Unicode."""
+    if not isinstance(name, str):
+        raise RecordingTypeError(f"expected a {what} (str), got {type(name).__name__} {name!r}")
+    stripped = name.strip("/")
+    if not stripped:
+        raise RecordingError(f"expected a non-empty {what}, got {name!r}")
+    if not stripped.isascii():
+        try:
+            stripped.encode()
+        except UnicodeEncodeError:  # lone surrogates, as in undecodable file names
+            raise RecordingError(f"expected a {what} that is valid Unicode, got {name!r}") from None
+    return stripped
 
 
 def as_number(value: Any, key: str) -> float:
@@ -126,6 +154,10 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
         raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}") from None
     if 0 in shape:
         raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
+    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        raise RecordingError(f"expected a dense tensor for {key!r}, got layout {value.layout}")
+    if getattr(getattr(value, "device", None), "type", None) == "meta":
+        raise RecordingError(f"expected a tensor with data for {key!r}, got one on the meta device")
     return value if isinstance(value, np.ndarray) else value.detach(), shape, name
 
 

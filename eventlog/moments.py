@@ -131,6 +131,7 @@ def across(
     if not len(replicated):
         return rows, replicated
     copies = stack[:, replicated]
+    floats(copies)[..., SUM:] += 0.0  # -0.0 is the same value as 0.0, and must have the same bits
     held = copies[..., PRESENT] > 0
     rows[replicated] = first = copies[held.argmax(axis=0), np.arange(len(replicated))]
     same = (copies == first).all(axis=-1) | ~held

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import arrays, moments, scope
-from .errors import RecordingError, RecordingTypeError
+from .errors import RecordingError
 from .frame import UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
 
@@ -57,12 +57,7 @@ class Recorder:
 
     def full_key(self, key: str) -> str:
         """Return the key as it is recorded now: tracker, scope, key."""
-        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RecordingTypeError(f"expected a key (str), got {type(key).__name__} {key!r}")
-        stripped = key.strip("/")
-        if not stripped:
-            raise RecordingError(f"expected a non-empty key, got {key!r}")
-        return self._root + scope.prefix(self) + stripped
+        return self._root + scope.prefix(self) + arrays.as_key(key)
 
     def _spec(
         self,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from .errors import RecordingError, RecordingTypeError
+from .arrays import as_key
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -48,9 +48,4 @@ def _path(recorder: object, path: str) -> Generator[None]:
 
 def part(name: str) -> str:
     """Return a scope's contribution to the path: stripped of slashes, ending in one."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RecordingTypeError(f"expected a scope name (str), got {type(name).__name__} {name!r}")
-    stripped = name.strip("/")
-    if not stripped:
-        raise RecordingError(f"expected a non-empty scope name, got {name!r}")
-    return stripped + "/"
+    return as_key(name, "scope name") + "/"

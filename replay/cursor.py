@@ -31,13 +31,15 @@ class Cursor:
     """What one target of one backend has acknowledged.
 
     `acknowledged` holds per attempt the commit time (Unix seconds) of the newest row the target took;
-    `withheld` counts rows that it could no longer take; `run_id` is the target's own name for the run.
+    `keys` the names it was told; `withheld` counts rows that it could no longer take; `run_id` is the
+    target's own name for the run.
     """
 
     backend: str
     target: str
     last_step: int | None = None
     acknowledged: dict[int, float] = field(default_factory=dict[int, float])
+    keys: list[str] = field(default_factory=list[str])
     withheld: int = 0
     run_id: str | None = None
 
@@ -45,9 +47,13 @@ class Cursor:
         """Note that the target acknowledged a row."""
         self.last_step = row.step if self.last_step is None else max(self.last_step, row.step)
         self.acknowledged = newest(self.acknowledged, row.commits)
+        if fresh := row.metrics.keys() - set(self.keys):
+            self.keys = sorted(fresh.union(self.keys))
 
     def knows(self, row: Row) -> bool:
-        """Whether every commit in the row is one the target has acknowledged, as far as is known."""
+        """Whether every commit and key in the row is one the target has acknowledged, as far as is known."""
+        if self.keys and not row.metrics.keys() <= set(self.keys):
+            return False
         return all(time <= self.acknowledged.get(attempt, -1.0) for attempt, time in row.commits.items())
 
 

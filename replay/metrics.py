@@ -29,18 +29,15 @@ def flatten(data: Any) -> dict[str, float]:
                 f"expected one value for {key!r}, got two: a nested dict and a name with '/'"
             )
         number = eventlog.as_number(value, key)
-        flat[key] = float(number) if isinstance(number, int) and not -(2**63) <= number < 2**63 else number
+        exact = isinstance(number, int) and -(2**63) <= number < 2**63
+        flat[key] = number if exact else eventlog.as_scalar(number, key)
     return flat
 
 
 def _leaves(prefix: str, data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    what = f"metric name below {prefix.rstrip('/')!r}" if prefix else "metric name"
     for key, value in data.items():
-        if not isinstance(key, str):
-            raise errors.RecordingTypeError(
-                f"expected names of metrics to be text, got {type(key).__name__} {key!r}"
-            )
-        if not key:
-            raise errors.RecordingError(f"expected a name, got an empty one below {prefix.rstrip('/')!r}")
+        eventlog.as_key(key, what)
         if isinstance(value, Mapping):
             yield from _leaves(f"{prefix}{key}/", value)
         else:

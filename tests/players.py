@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import aggregator
 import eventlog
 from aggregator import collective, stats_tracker, wire
 from aggregator.stats_tracker import DistributedStatsTracker
@@ -26,6 +27,7 @@ from tests.reference import Call, Export, Key, Program
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+Answer = aggregator.Export | str  # the numbers, or the error as text
 _groups: dict[tuple[int, ...], ProcessGroup] = {}
 _GATHER_BYTES = wire.GATHER_BYTES
 
@@ -45,11 +47,11 @@ def group_of(rank: int, groups: tuple[tuple[int, ...], ...]) -> ProcessGroup | N
     return next((_groups[ranks] for ranks in groups if rank in ranks), None)
 
 
-def play(rank: int, programs: list[Program], folder: str) -> list[list[list[dict[str, float] | str]]]:
+def play(rank: int, programs: list[Program], folder: str) -> list[list[list[Answer]]]:
     """Play programs one after the other, each into a run directory `folder/number`.
 
     What groups agreed on stays from program to program; the first one meets new groups. Returns what this
-    rank's exports said, by program, step and export: the numbers, or the error as text.
+    rank's exports said, by program, step and export.
     """
     collective._registry.clear()
     return [
@@ -58,7 +60,7 @@ def play(rank: int, programs: list[Program], folder: str) -> list[list[list[dict
     ]
 
 
-def _play(rank: int, program: Program, folder: str) -> list[list[dict[str, float] | str]]:
+def _play(rank: int, program: Program, folder: str) -> list[list[Answer]]:
     wire.GATHER_BYTES = 0 if program.summed else _GATHER_BYTES
     stats_tracker.TRACKERS.clear()
     stats_tracker.TRACKERS[""] = DistributedStatsTracker()
@@ -70,31 +72,32 @@ def _play(rank: int, program: Program, folder: str) -> list[list[dict[str, float
         for key in program.keys:
             tracker, path = _place(key)
             tracker.declare("/".join(path), spread=key.spread.value)
-        told: list[list[dict[str, float] | str]] = []
+        told: list[list[Answer]] = []
         for number, step in enumerate(program.steps):
             issued = collective.count()
             for call in step.calls[rank]:
                 record(rank, call)
             assert issued == collective.count()  # recording never communicates
             told.append([export(rank, each, number) for each in step.exports])
-            stats = [said for said in told[-1] if not isinstance(said, str)]
-            merged = {name: value for said in stats for name, value in said.items()}
-            assert log.commit(0, number, number, [merged] if leads else ())
+            stats = aggregator.Export()
+            for said in told[-1]:
+                stats.update({} if isinstance(said, str) else said)
+            assert log.commit(0, number, number, [stats] if leads else ())
     finally:
         eventlog.stop()
     return told
 
 
-def export(rank: int, asked: Export, step: int) -> dict[str, float] | str:
-    """Make one export on this rank; return its numbers, or the error as text."""
+def export(rank: int, asked: Export, step: int) -> Answer:
+    """Make one export on this rank."""
     groups = group_of(rank, asked.reduce_groups), group_of(rank, asked.sync_groups)
     given = step if rank in asked.step_given_by else None
     try:
         if asked.tracker is None:
-            return dict(stats_tracker.export_all(*groups, reset=asked.reset, step=given))
+            return stats_tracker.export_all(*groups, reset=asked.reset, step=given)
         tracker = stats_tracker.get(asked.tracker)
         key = asked.key and asked.key.removeprefix(f"{asked.tracker}/")
-        return dict(tracker.export(key, *groups, reset=asked.reset, step=given))
+        return tracker.export(key, *groups, reset=asked.reset, step=given)
     except errors.ReductionError as error:
         return f"{type(error).__name__}: {error}"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -231,8 +231,11 @@ def numbers(key: Key, parts: Sequence[Any]) -> Numbers:
 
 
 def _agreed(key: Key, parts: Sequence[Any]) -> bool:
+    """Whether copies are alike: the same values, and of masks as many true ones."""
     if key.spread is not Spread.REPLICATED:
         return True
+    if key.kind is Kind.DENOMINATOR:
+        return len({part.sum() for part in parts}) == 1
     return all(np.array_equal(parts[0], part, equal_nan=part.dtype.kind == "f") for part in parts)
 
 
@@ -265,6 +268,7 @@ class Expected:
     """What the ranks must read from the exports of a step, and what the log must say afterwards."""
 
     answers: list[Answers]
+    merged: list[Numbers | None]  # what a controller makes of them, of an export of each of the groups
     committed: Numbers  # what the leader read
     elsewhere: dict[str, list[Numbers]]  # keys it did not: what the groups that hold one read
     logged: dict[tuple[int, str], Any]  # the selected values by rank and key, of everything up to here
@@ -282,16 +286,24 @@ def _expected(oracle: Oracle, step: Step) -> Expected:
             oracle.record(rank, call)
     leader = oracle.ranks[0]
     said: list[Answers] = []
+    merged: list[Numbers | None] = []
     committed: Numbers = {}
     readings: dict[str, list[Numbers]] = {}
     for export in step.exports:
+        merged.append(_merged(oracle.pool(replace(export, reduce_groups=(oracle.ranks,), reset=False))))
         pools = oracle.pool(export)
         said.append(answers(pools, export, oracle.ranks))
         committed |= said[-1][leader] or {}
         for pooled in pools:
             readings.setdefault(pooled.key.name, []).extend(_readings(pooled, said[-1], leader))
     elsewhere = {key: those for key, those in readings.items() if _names(those).isdisjoint(committed)}
-    return Expected(said, committed, elsewhere, _logged(oracle))
+    return Expected(said, merged, committed, elsewhere, _logged(oracle))
+
+
+def _merged(pools: list[Pooled]) -> Numbers | None:
+    """Return what merging says: the same as one export over all ranks, or an error."""
+    agreed = all(pooled.agreed for pooled in pools)
+    return {name: number for pooled in pools for name, number in pooled.numbers.items()} if agreed else None
 
 
 def _readings(pooled: Pooled, said: Answers, leader: int) -> list[Numbers]:

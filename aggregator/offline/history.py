@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eventlog import Kind
+
 from . import timeline
 from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits, window_code, window_parts
 from .reading import NONE, Reading, Rows, nullable, read
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from .reading import Ints
     from .timeline import Timeline
 
-EVALUATION: Final = "eval-rollout"  # the tracker of evaluation, as workflow_context names it
+BESIDE_TRAINING: Final = ("rollout", "eval-rollout")  # trackers that workflow_context names
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,13 @@ class _Seen:
         return out
 
     def _training(self) -> NDArray[np.bool_]:
-        """Return which windows hold more than evaluation; of what cannot be read it is assumed."""
+        """Return which windows hold more than rollouts and timings; of what cannot be read it is assumed."""
         out = ~self.complete & (self.counts == 0)
-        np.logical_or.at(out, self.of_records, ~self.reading.records.equals("tracker", EVALUATION))
+        records = self.reading.records
+        beside = records.equals("kind", Kind.TIMING.value)
+        for tracker in BESIDE_TRAINING:
+            beside |= records.equals("tracker", tracker)
+        np.logical_or.at(out, self.of_records, ~beside)
         return out
 
     def plain(self) -> list[timeline.Window]:

@@ -6,8 +6,9 @@ Exports carry no step; only a commit does. A window's step is the first of these
     given    the caller said it: `export(step=…)` or `set_step`
     commit   its own process committed it: the commit row names the windows drained since the commit before
     export   another rank's window of the same export is bound by one of the two above
-    time     the first commit of the same attempt after its export
-    None     unbound
+    time     the first commit of the same attempt after its export that goes forward, as a late evaluation's
+             does not
+    None     unbound, also where the commit it waited for is known to be lost
 
 Nothing is counted or paired by number. Clocks never decide an attempt; they decide a step only where nothing
 else does.
@@ -186,7 +187,10 @@ def _bind(
     clock = _clock(commits, commit_attempts)
     for key, window in windows.items():
         if key not in bound:
-            bound[key] = _bind_by_others(window, calls.get(key, []), attempts[key], shared, clock)
+            later = (
+                [] if _skipped(own.get(window.session, ()), window.number) else clock.get(attempts[key], [])
+            )
+            bound[key] = _bind_by_others(window, calls.get(key, []), attempts[key], shared, later)
     return bound
 
 
@@ -195,15 +199,15 @@ def _bind_by_others(
     exports: Sequence[Export],
     attempt: int,
     shared: Mapping[str, int],
-    clock: Mapping[int, list[tuple[int, int]]],
+    later: Sequence[tuple[int, int | None]],
 ) -> Binding:
     step = next((shared[e.export_id] for e in exports if e.export_id in shared), None)
     if step is not None:
         return Binding(attempt, step, EXPORT)
     time = exports[0].time if exports else window.time
-    later = clock.get(attempt, [])
-    place = len(later) if time is None else bisect_left(later, (time,))
-    return Binding(attempt, later[place][1], TIME) if place < len(later) else Binding(attempt)
+    place = len(later) if time is None else bisect_left(later, time, key=lambda entry: entry[0])
+    step = later[place][1] if place < len(later) else None
+    return Binding(attempt) if step is None else Binding(attempt, step, TIME)
 
 
 def _own_commits(commits: Iterable[Commit]) -> dict[str, list[tuple[int, int, int]]]:
@@ -224,6 +228,12 @@ def _covering(ranges: Sequence[tuple[int, int, int]], window: int) -> int | None
     return ranges[place][2]
 
 
+def _skipped(ranges: Sequence[tuple[int, int, int]], window: int) -> bool:
+    """Whether a later commit of the process begins behind a window none covers: the one between is lost."""
+    place = bisect_left(ranges, (window,))
+    return place < len(ranges) and ranges[place][1] > window
+
+
 def _shared_steps(
     bound: Mapping[WindowKey, Binding], calls: Mapping[WindowKey, list[Export]], leaders: set[str]
 ) -> dict[str, int]:
@@ -238,19 +248,29 @@ def _shared_steps(
     return {export_id: step for export_id, (_, step) in steps.items()}
 
 
-def _clock(commits: Sequence[Commit], attempts: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Return attempt → (time, step) of its commits in order of time.
+def _clock(commits: Sequence[Commit], attempts: Sequence[int]) -> dict[int, list[tuple[int, int | None]]]:
+    """Return attempt → (time, step) of its commits that go forward, in order of time.
 
     A step that the leader committed happened when the leader committed it: what the leader collected from
-    workers it collected before that, whatever the other ranks' clocks say of their own rows.
+    workers it collected before that, whatever the other ranks' clocks say of their own rows. A commit whose
+    predecessor is lost has the step None: what was exported before it may be the lost one's.
     """
     led = {(a, c.step) for a, c in zip(attempts, commits, strict=True) if c.leader}
-    clock: dict[int, list[tuple[int, int]]] = {}
-    for attempt, commit in zip(attempts, commits, strict=True):
-        if commit.leader or (attempt, commit.step) not in led:
-            clock.setdefault(attempt, []).append((commit.time, commit.step))
+    clock: dict[int, list[tuple[int, int | None]]] = {}
+    expected: dict[str, int] = {}
+    highest: dict[tuple[int, str], int] = {}
+    for attempt, commit in _in_order(commits, attempts):
+        gap = commit.number > expected.get(commit.session, 0)
+        expected[commit.session] = commit.number + 1
+        if not commit.leader and (attempt, commit.step) in led:
+            continue
+        floor = -1 if commit.restored is None else commit.restored + 1
+        forward = commit.step >= highest.get((attempt, commit.session), floor)
+        if forward:
+            highest[attempt, commit.session] = commit.step
+            clock.setdefault(attempt, []).append((commit.time, None if gap else commit.step))
     for entries in clock.values():
-        entries.sort()
+        entries.sort(key=lambda entry: entry[0])
     return clock
 
 
@@ -267,17 +287,20 @@ def _ownership(
     """Return attempt → the first step it owns.
 
     The resume point where it was given; else the step of the first commit that binds training windows above
-    the restored last_commit_step. (That is saved before the commit of its step: a lower bound only.)
+    the restored last_commit_step. (That is saved before the commit of its step: a lower bound only.) An
+    attempt that restored a state but recorded nothing at all owns from its first commit above it.
     """
     owned: dict[int, int | None] = dict.fromkeys(attempts)
     owned.update(dict.fromkeys(binding.attempt for binding in bindings.values()))
     trained = {(bindings[key].attempt, bindings[key].step) for key, w in windows.items() if w.training}
+    recording = {binding.attempt for binding in bindings.values()}
     seen = _numbers(windows)
     led = {attempt for attempt, commit in zip(attempts, commits, strict=True) if commit.leader}
     for attempt, commit in _in_order(commits, attempts):
         if owned[attempt] is not None or (attempt in led and not commit.leader):
             continue
         trains = (attempt, commit.step) in trained or _lost(commit, seen.get(commit.session, []))
+        trains = trains or (commit.restored is not None and attempt not in recording)
         if trains and (commit.restored is None or commit.step > commit.restored):
             owned[attempt] = commit.step
     for claim in claims:

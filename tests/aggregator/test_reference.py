@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator import open_run
+import aggregator
+from aggregator import merge_worker_stats, open_run
 from eventlog import Kind, ReduceType, RunReader, Spread
+from eventlog.errors import MergeError
 from tests.gloo import Ranks
-from tests.players import meet, play
+from tests.players import Answer, meet, play
 from tests.programs import program, smallest
 from tests.reference import (
     Call,
@@ -77,11 +79,12 @@ def check(stage: Stage, batch: list[Program]) -> None:
             wanted = expected(program)
             for rank in program.ranks:
                 _check_answers(rank, wanted, said[rank][number])
+            _check_merging(program, wanted, [of_rank[number] for of_rank in said])
             _check_metrics(Path(folder) / str(number), wanted)
             _check_values(Path(folder) / str(number), wanted)
 
 
-def _check_answers(rank: int, wanted: list[Expected], said: list[list[Numbers | str]]) -> None:
+def _check_answers(rank: int, wanted: list[Expected], said: list[list[Answer]]) -> None:
     for number, step in enumerate(wanted):
         for which, answers in enumerate(step.answers):
             answer, got = answers[rank], said[number][which]
@@ -91,6 +94,26 @@ def _check_answers(rank: int, wanted: list[Expected], said: list[list[Numbers | 
             else:
                 assert not isinstance(got, str), f"{where}: {got}"
                 assert {} == differences(answer, got), where
+
+
+def _check_merging(program: Program, wanted: list[Expected], said: list[list[list[Answer]]]) -> None:
+    """Merge the exports of the groups of each export, or of ranks that had none, as a controller does."""
+    if any(key.groups for key in program.keys):
+        return  # those keys were put together over other ranks
+    for number, step in enumerate(program.steps):
+        for which, export in enumerate(step.exports):
+            groups = export.reduce_groups or [(rank,) for rank in program.ranks]
+            exports = [said[group[0]][number][which] for group in groups]
+            if any(isinstance(each, str) for each in exports):
+                continue
+            merged = wanted[number].merged[which]
+            carried = [aggregator.Export.from_json(each.to_json()) for each in exports]
+            if merged is None:
+                with pytest.raises(MergeError, match="expected the same on all workers"):
+                    merge_worker_stats(carried)
+            else:
+                assert {} == differences(merged, merge_worker_stats(exports)), f"step {number}, {export}"
+                assert {} == differences(merged, merge_worker_stats(carried)), f"step {number}, {export}"
 
 
 def _check_metrics(path: Path, wanted: list[Expected]) -> None:
@@ -312,6 +335,9 @@ ONCE_WRONG = {
     ),
     "keys without a group were logged as reduced over key_sync_group": made(
         [[s(1.0)], [s(3.0)]], Export(sync_groups=BOTH)
+    ),
+    "copies that differ by the sign of a zero could not be merged": made(
+        [[s(0.0, **LR)], [s(-0.0, **LR)]], Export()
     ),
     "a run without records could not be recomputed": made([[], []]),
     "a key whose own group is its rank could not be exported without a group": made(

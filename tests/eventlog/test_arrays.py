@@ -33,6 +33,8 @@ def test_steps_beyond_32_bits_survive():
         (2**63, "expected a step that fits int64"),
         ("3", "expected a step \\(an integer\\), got str '3'"),
         (None, "got NoneType None"),
+        (True, "got bool True"),
+        (np.bool_(True), "got bool True"),
         (torch.ones(2), "expected one step"),
     ],
 )

@@ -142,6 +142,8 @@ def test_scopes_belong_to_their_task_and_thread(recorder):
         (lambda r: r.scalar({"ok": 1, "bad": "nan"}), "number for 'bad', got str"),
         (lambda r: r.counter({"ok": 1, "bad": 1.5}), "integer for counter 'bad', got 1.5"),
         (lambda r: r.scalar({"": 1}), "non-empty key, got ''"),
+        (lambda r: r.scalar({"ok": 1, "\ud800": 1}), "key that is valid Unicode"),
+        (lambda r: r.scope("\udc80").__enter__(), "scope name that is valid Unicode"),
     ],
 )
 def test_a_refused_call_records_nothing(recorder, call, message):

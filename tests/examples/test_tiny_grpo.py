@@ -93,7 +93,8 @@ def test_superseded_rows_are_kept_and_counted(story):
         (row["attempt"], row["step"], row["value"]) for row in rows
     ]
     assert [
-        {"outcome": "unknown", "superseded_steps": len(undone)}, {"outcome": "finished", "superseded_steps": 0},
+        {"outcome": "unknown", "superseded_steps": len(undone)},
+        {"outcome": "finished", "superseded_steps": 0},
     ] == attempts  # fmt: skip
 
 

@@ -63,8 +63,9 @@ def test_what_is_no_number_is_refused_by_its_name(value: object) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({1: 2.0}, "expected names of metrics to be text, got int 1"),
-        ({"a": {"": 2.0}}, "expected a name, got an empty one below 'a'"),
+        ({1: 2.0}, r"expected a metric name \(str\), got int 1"),
+        ({"a": {"": 2.0}}, "expected a non-empty metric name below 'a', got ''"),
+        ({"\ud800": 2.0}, "expected a metric name that is valid Unicode"),
         (None, "expected a dict of metrics, or a list of dicts, got NoneType"),
         ([1.0], "expected a dict of metrics, or a list of dicts, got list"),
     ],
@@ -79,3 +80,9 @@ def test_only_the_trackers_own_counts_are_left_out() -> None:
     """`k__count` goes where `k` is; a user's metric that merely ends so stays (report s9)."""
     data = {"reward": 1.0, "reward__count": 5, "tokens__count": 7, "a/b": 1.0, "a/b__count": 2}
     assert {"reward": 1.0, "tokens__count": 7, "a/b": 1.0} == without_counts(data)
+
+
+def test_a_number_beyond_float64_is_refused() -> None:
+    """An integer that no float64 holds is one of our errors, and names its key (report e10)."""
+    with pytest.raises(RecordingError, match="expected a number that fits float64 for 'x'"):
+        flatten({"x": 10**400})

@@ -70,6 +70,43 @@ def test_a_shared_export_id_lends_the_step():
     assert (3, "export") == bound(timeline, "b", 9)
 
 
+def test_a_late_evaluation_binds_no_window_by_time():
+    """Rule 4: a commit that goes back in step leaves the workers' windows to the commit that goes on."""
+    commits = [
+        commit("a", number, time, step, leader=True)
+        for number, (time, step) in enumerate([(10, 0), (20, 1), (30, 2), (32, 0), (40, 3)])
+    ]
+    timeline = resolve([window("w", 0, 31), window("w", 1, 5)], [], commits)
+    assert [(3, "time"), (0, "time")] == [bound(timeline, "w", number) for number in (0, 1)]
+
+
+def test_a_late_evaluation_below_the_restored_step_binds_no_window_by_time():
+    """Rule 4: nor does it where it is the first commit of an attempt that restored its state."""
+    commits = [commit("a", 0, 10, 2, leader=True, restored=5), commit("a", 1, 20, 6, leader=True, restored=5)]
+    assert (6, "time") == bound(resolve([window("w", 0, 1)], [], commits), "w")
+
+
+def test_the_windows_of_a_lost_commit_are_unbound():
+    """A commit that is known to be lost leaves its windows unbound: they never move to another step."""
+    commits = [
+        commit("a", 0, 10, 0, leader=True, first=0, last=0),
+        commit("a", 2, 30, 2, first=2, last=2, leader=True),
+    ]
+    windows = [window("a", number, 1 + 10 * number) for number in range(3)] + [window("w", 0, 15)]
+    timeline = resolve(windows, [], commits)
+    assert [(0, "commit"), (None, None), (2, "commit")] == [bound(timeline, "a", n) for n in range(3)]
+    assert (None, None) == bound(timeline, "w")
+
+
+def test_an_attempt_that_only_commits_owns_what_it_restored_to():
+    """Without any recording, a restored attempt owns from its first commit above the restored step."""
+    first = [commit("a", n, n, n, attempt=0, leader=True) for n in range(10)]
+    second = [commit("b", n, 100 + n, 5 + n, attempt=1, leader=True, restored=5) for n in range(3)]
+    assert {0: None, 1: 6} == resolve([], [], first + second).owned_from
+    unrestored = [replace(made, restored=None) for made in second]
+    assert {0: None, 1: None} == resolve([], [], first + unrestored).owned_from
+
+
 def test_a_second_group_lends_the_step_as_well():
     """Rule 3: ranks that share only the call's second group are bound through it."""
     exports = [
@@ -104,7 +141,7 @@ def test_the_leader_says_where_ranks_disagree():
 
 def test_the_first_commit_after_the_export_binds_a_worker():
     """Rule 4: a worker without commits and without a group takes the next commit of its attempt."""
-    commits = [commit("a", n, 10 * n, step=100 + n, leader=True) for n in range(1, 4)]
+    commits = [commit("a", n - 1, 10 * n, step=100 + n, leader=True) for n in range(1, 4)]
     exports = [export("w", 0, 5), export("w", 1, 10), export("w", 2, 11), export("w", 3, 31)]
     timeline = resolve([window("w", n) for n in range(4)], exports, commits)
     expected = [(101, "time"), (101, "time"), (102, "time"), (None, None)]
