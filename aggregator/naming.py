@@ -50,7 +50,6 @@ class Meta(NamedTuple):
 # Where a number comes from: one of the finalizers of moments, or an integer word as it stands.
 _MEAN, _LEAST, _GREATEST, _TOTAL, _COUNT, _EXACT = range(6)
 _FINALIZERS: Final = (moments.means, moments.leasts, moments.greatests, moments.totals)
-_WORDS: Final = {_COUNT: moments.COUNT, _EXACT: moments.INT_SUM}
 _OF_TYPE: Final = {
     ReduceType.AVG_MIN_MAX: (("/avg", _MEAN), ("/min", _LEAST), ("/max", _GREATEST)),
     ReduceType.AVG: (("", _MEAN),),
@@ -109,8 +108,10 @@ class Names:
         """Return name -> number for moments of shape (keys, WORDS); counts are exact ints."""
         found: list[float] = []
         for source, chosen, _ in self._sources:
-            if source in _WORDS:
-                found += rows[chosen, _WORDS[source]].tolist()
+            if source == _EXACT:
+                found += moments.exacts(rows[chosen])
+            elif source == _COUNT:
+                found += rows[chosen, moments.COUNT].tolist()
             else:
                 found += _FINALIZERS[source](rows)[chosen].tolist()
         values = [found[i] for i in self._order]

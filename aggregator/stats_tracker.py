@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 import eventlog
-from eventlog import Recorder, ReduceType, Spread, as_step, errors, moments
+from eventlog import Recorder, ReduceType, Spread, as_key, as_step, errors, moments
 
 from . import collective
 from .merge import Export
@@ -152,11 +152,12 @@ class DistributedStatsTracker:
         Host time: it does not wait for a device.
         """
         eventlog.current()
+        name = as_key(key)
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.recorder.timing(key, time.perf_counter() - began)
+            self.recorder.timing(name, time.perf_counter() - began)
 
     def declare(self, *keys: str, spread: str) -> None:
         """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
@@ -252,7 +253,8 @@ def _export(
     Nothing is raised before the collectives: the other ranks are in them already.
     """
     log = eventlog.current()
-    drained, error = _drain(trackers, key, reset=reset, step=step)
+    alone = reduce_group is None and key_sync_group is None
+    drained, error = _drain(trackers, key, reset=reset, step=step, alone=alone)
     if log is not None:
         log.write(drained.frame)
     specs, rows = _pooled(drained)
@@ -276,22 +278,29 @@ def _export(
     made = Export.of(reduced.parts)
     if made.clashes:
         warnings.warn(
-            f"expected each name from one tracker, got two for {', '.join(map(repr, made.clashes[:5]))}; the "
-            "later one is exported",
+            f"expected each name once, got two of {', '.join(map(repr, made.clashes[:5]))} (of two keys or "
+            "trackers); the later one is exported",
             stacklevel=3,
         )
     return made
 
 
 def _drain(
-    trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any
+    trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any, alone: bool
 ) -> tuple[Drained, BaseException | None]:
+    """Take the window, and what went wrong. Alone nothing is taken then; else the others take theirs."""
     recorders = [tracker.recorder for tracker in trackers]
+    whole, error = None, None
     try:
         whole = None if step is None else as_step(step)
-        return eventlog.drain(recorders, key=key, reset=reset, step=whole), None
-    except Exception as error:  # noqa: BLE001 (whatever it is, the peers must hear of it)
+    except errors.StepError as refused:
+        error = refused
+    if error is not None and alone:
         return eventlog.drain([]), error
+    try:
+        return eventlog.drain(recorders, key=key, reset=reset, step=whole), error
+    except Exception as failed:  # noqa: BLE001 (whatever it is, the peers must hear of it)
+        return eventlog.drain([]), error or failed
 
 
 def _pooled(drained: Drained) -> tuple[tuple[Spec, ...], Rows]:

@@ -19,6 +19,7 @@ __all__ = [
     "Source",
     "SourceOption",
     "Until",
+    "check_bounds",
     "example",
 ]
 
@@ -62,6 +63,12 @@ SourceOption = Annotated[
     Source, typer.Option("--source", help="What was committed live, or what the log of all ranks says.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_bounds(since: int | None, until: int | None) -> None:
+    """Refuse bounds that no step lies between."""
+    if since is not None and until is not None and since > until:
+        raise typer.BadParameter(f"expected --since at or below --until, got {since} and {until}")
 
 
 def example(*commands: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import render
-from .options import Attempts, Json, Keys, More, RunDir, Since, Until, example
+from .options import Attempts, Json, Keys, More, RunDir, Since, Until, check_bounds, example
 from .query import opened
 
 __all__ = ["NAME", "app"]
@@ -58,6 +58,7 @@ def curves(
     """
     if output is None and not as_json:
         raise typer.BadParameter("expected --output FILE, --json, or both")
+    check_bounds(since, until)
     from replay import plots
 
     with opened(run_dir, more, Attempts.LATEST) as session:

@@ -21,6 +21,7 @@ from .options import (
     Source,
     SourceOption,
     Until,
+    check_bounds,
     example,
 )
 
@@ -46,9 +47,8 @@ def opened(run_dir: Path, more: Sequence[Path] | None, attempts: Attempts) -> Ge
     with open_run(run_dir, *(more or ()), attempts=attempts.value) as session:
         yield session
         problems = session.problems
-    for problem in problems:
-        render.say(f"damaged: {problem}")
     if problems:
+        render.damaged(problems)
         raise typer.Exit(3)
 
 
@@ -106,6 +106,7 @@ def metrics(
 
     Each step once: of a restarted run the attempt that owns the step.
     """
+    check_bounds(since, until)
     with opened(run_dir, more, attempts) as session:
         table = session.metrics(patterns or None, wide=wide, source=source.value, since=since, until=until)
         render.rows(table, as_json=as_json)

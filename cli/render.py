@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-__all__ = ["complain", "document", "line", "rows", "say"]
+__all__ = ["complain", "damaged", "document", "line", "rows", "say"]
 
 Cells = list[str]
 
@@ -73,6 +73,12 @@ def say(message: str) -> None:
 def complain(message: str) -> None:
     """Print why a command failed, in one line on stderr."""
     say(f"areal-metrics: {' '.join(message.split())}")
+
+
+def damaged(problems: Iterable[str]) -> None:
+    """Print what of a run could not be read, one line each on stderr."""
+    for problem in problems:
+        say(f"damaged: {problem}")
 
 
 @contextmanager
@@ -176,7 +182,11 @@ def _grid(
 def _show(grid: Any, out: TextIO) -> None:
     from rich.console import Console
 
-    Console(file=out, width=_WIDE, markup=False, emoji=False, highlight=False).print(grid)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; `_stdout` knows better
+
+    Plain(file=out, width=_WIDE, markup=False, emoji=False, highlight=False).print(grid)
 
 
 def _is_number(kind: pa.DataType) -> bool:

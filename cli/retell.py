@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import render
-from .options import Attempts, AttemptsOption, Json, RunDir, Since, Source, SourceOption, Until, example
+from .options import (
+    Attempts,
+    AttemptsOption,
+    Json,
+    RunDir,
+    Since,
+    Source,
+    SourceOption,
+    Until,
+    check_bounds,
+    example,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +83,15 @@ def replay(
 
     Each is told what it lacks of what was committed; doing it again tells nothing twice.
 
-    The counts are of steps. Exit code 3 when a target refused steps or can no longer take them (withheld).
+    The counts are of steps, that of folded of values: where a commit or a step gives a key several values,
+    the last is told. Exit code 3 when the log is damaged, or when a target refused steps or can no longer
+    take them (withheld).
     """
+    check_bounds(since, until)
+    if "memory" in to:
+        raise typer.BadParameter(
+            "expected --to tensorboard or wandb, got memory, which ends with the command"
+        )
     given = _options(to, options or [])
     from replay import open_backend, play
 
@@ -91,8 +109,11 @@ def replay(
         progress=True,
     )
     render.rows(_table(reports), as_json=as_json)
-    if not all(report.complete for report in reports):
+    if reports:
+        render.damaged(reports[0].problems)
+    if any(report.refused or report.withheld for report in reports):
         render.say("some steps were refused or withheld; --new-run tells everything to a new run")
+    if not all(report.complete for report in reports):
         raise typer.Exit(3)
 
 
@@ -117,4 +138,8 @@ def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[st
 def _table(reports: Sequence[Any]) -> pa.Table:
     import pyarrow as pa
 
-    return pa.Table.from_pylist([dataclasses.asdict(report) for report in reports])
+    from replay import Report
+
+    counts = [field.name for field in dataclasses.fields(Report)]
+    counts[counts.index("problems")] = "damaged"
+    return pa.Table.from_pylist([{name: getattr(report, name) for name in counts} for report in reports])

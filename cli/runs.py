@@ -46,15 +46,20 @@ def ls(
 
     if not root.is_dir():
         raise NotADirectoryError(f"expected a directory, got {root}")
-    found: list[dict[str, Any]] = []
-    for path in _run_directories(root):
-        try:
-            found.append(_summary(path, RunReader(path)))
-        except ArealMetricsError as exc:
-            render.say(f"left out: {exc}")
     columns = [("path", pa.string()), ("id", pa.string()), ("attempts", pa.int64()), ("steps", pa.int64())]
     columns += [("last_step", pa.int64()), ("last", pa.timestamp("us", "UTC")), ("state", pa.string())]
-    render.rows(pa.Table.from_pylist(found, pa.schema(columns)), as_json=as_json)
+    schema = pa.schema(columns)
+    found: list[pa.RecordBatch] = []
+    for path in _run_directories(root):
+        try:
+            found.append(pa.RecordBatch.from_pylist([_summary(path, RunReader(path))], schema))
+        except ArealMetricsError as exc:
+            render.say(f"left out: {exc}")
+        except Exception as exc:  # noqa: BLE001 - one broken run must not hide the others
+            render.say(f"damaged: {type(exc).__name__}: {exc}: {path}")
+            broken = {"path": str(path), "state": "damaged"}
+            found.append(pa.RecordBatch.from_pylist([broken], schema))
+    render.rows(pa.Table.from_batches(found, schema), as_json=as_json)
     if not found:
         render.say(f"no run at or below {root}")
 
@@ -70,18 +75,20 @@ def _run_directories(root: Path) -> Iterator[Path]:
 
 def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
     attempts = reader.run.attempts()
-    steps: set[int] = set()
+    steps: set[int | None] = set()
     for _, _, batch in reader.commits():
         steps.update(batch.column("global_step").to_pylist())
+    whole = None not in steps  # a commit without a step is one that no writer of ours has made
+    committed = {step for step in steps if step is not None}
     seen = max((state.heartbeat_us for state in reader.sessions()), default=0)
     return {
         "path": str(path),
         "id": reader.run.id,
         "attempts": len(attempts),
-        "steps": len(steps),
-        "last_step": max(steps, default=None),
+        "steps": len(committed),
+        "last_step": max(committed, default=None),
         "last": seen or None,
-        "state": _state(attempts[-1].outcome if attempts else None, seen),
+        "state": _state(attempts[-1].outcome if attempts else None, seen) if whole else "damaged",
     }
 
 

@@ -5,7 +5,7 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 """
 
 from . import errors, moments, schema, workflow_context
-from .arrays import as_key, as_number, as_scalar, as_step
+from .arrays import as_key, as_metric, as_step
 from .errors import ArealMetricsError
 from .frame import Spec
 from .log import Log, Options
@@ -36,8 +36,7 @@ __all__ = [
     "Spec",
     "Spread",
     "as_key",
-    "as_number",
-    "as_scalar",
+    "as_metric",
     "as_step",
     "current",
     "drain",

@@ -29,7 +29,8 @@ def as_int(value: Any, what: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise RecordingTypeError(f"expected {what} (an integer), got {type(value).__name__} {value!r}") from None
+        got = f"{type(value).__name__} {value!r}"
+        raise RecordingTypeError(f"expected {what} (an integer), got {got}") from None
     if isinstance(value, bool) or number < 0:
         raise RecordingError(f"expected {what} of 0 or more, got {value!r}")
     return number
@@ -118,6 +119,13 @@ def as_scalar(value: Any, key: str) -> float:
         raise RecordingError(f"expected a number that fits float64 for {key!r}, got {value!r:.80}") from None
 
 
+def as_metric(value: Any, key: str) -> float:
+    """Return a committed number: an integer that fits int64 as it is, anything else as float64."""
+    number = as_number(value, key)
+    exact = isinstance(number, int) and -(2**63) <= number < 2**63
+    return number if exact else as_scalar(number, key)
+
+
 def as_increment(value: Any, key: str) -> int:
     """Return a counter's increment: an integer (or integral float) that fits int64."""
     number = as_number(value, key)
@@ -134,7 +142,7 @@ def as_increment(value: Any, key: str) -> int:
 
 @functools.cache
 def dtype_name(dtype: Any) -> str:
-    """Return "float32", "bfloat16", "bool" … for a torch or numpy dtype."""
+    """Return "float32", "bfloat16", "strided" … for a torch or numpy dtype, or a layout."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -154,11 +162,13 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
         raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}") from None
     if 0 in shape:
         raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
-    if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
-        raise RecordingError(f"expected a dense tensor for {key!r}, got layout {value.layout}")
-    if getattr(getattr(value, "device", None), "type", None) == "meta":
+    if isinstance(value, np.ndarray):
+        return value, shape, name
+    if dtype_name(value.layout) != "strided":
+        raise RecordingError(f"expected a dense tensor for {key!r}, got {value.layout}; pass x.to_dense()")
+    if value.is_meta:
         raise RecordingError(f"expected a tensor with data for {key!r}, got one on the meta device")
-    return value if isinstance(value, np.ndarray) else value.detach(), shape, name
+    return value.detach(), shape, name
 
 
 def as_mask(value: Any, key: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from . import moments
 from .frame import Frame, MaskPiece, MatrixPiece, Piece, SeriesPiece

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import encode, recorder
-from .arrays import as_step
-from .errors import LogError
+from .arrays import as_int, as_key, as_metric, as_step
+from .errors import LogError, RecordingTypeError
 from .rivals import rivals
 from .rundir import Producer, RunDir
 from .schema import Stream
@@ -225,6 +225,8 @@ class Log:
         `metrics` has one dict per sub-index; `time_us` is when it happened (now, if not given);
         `restored_step` is the last_commit_step the logger was restored with.
         """
+        epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
+        parts = tuple(_checked(part) for part in _parts(metrics))
         with self._lock:
             first, last = self._committed + 1, self._drained
             if last is None or last < first:
@@ -244,7 +246,7 @@ class Log:
             global_step=global_step,
             window_first=first,
             window_last=last,
-            metrics=tuple(metrics),
+            metrics=parts,
             tags=tags,
         )
         rows = 1 + sum(map(len, made.metrics))
@@ -265,6 +267,8 @@ class Log:
             return True
         self.not_durable += 1
         got = "a loss" if written else "no answer yet"
+        if os.getpid() != self.producer.pid:
+            got = "the log of the parent process (a forked child has its own: eventlog.current())"
         warnings.warn(
             f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got {got} "
             f"({self.not_durable} such commits): {self.run.path}",
@@ -283,7 +287,24 @@ class Log:
         return self.writer.close(timeout)
 
 
+def _parts(metrics: Any) -> Sequence[Any]:
+    if isinstance(metrics, (list, tuple)):
+        return metrics
+    raise RecordingTypeError(f"expected metrics as a list of dicts, got {type(metrics).__name__}")
+
+
+def _checked(part: Any) -> dict[str, float]:
+    """Return a flat dict of numbers: integers that fit int64 as they are, everything else as float64."""
+    if not isinstance(part, dict):
+        raise RecordingTypeError(f"expected metrics as a list of dicts, got one of {type(part).__name__}")
+    return {as_key(key, "metric name") and key: as_metric(value, key) for key, value in part.items()}
+
+
 def _open_run(options: Options) -> RunDir:
+    if options.payload_budget is not None:
+        raise LogError(
+            f"expected no payload_budget, which this version has not, got {options.payload_budget}"
+        )
     if options.resume not in ("allow", "must", "never"):
         raise LogError(f"expected resume to be allow, must or never, got {options.resume!r}")
     if options.payload not in ("full", "off"):
@@ -317,7 +338,7 @@ def _producer(options: Options, run: RunDir) -> Producer:
 def place_in_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """Return (rank, world size): given, of torch.distributed, RANK and WORLD_SIZE, else (0, 1)."""
     if rank is not None:
-        return as_step(rank), 1 if world_size is None else as_step(world_size)
+        return as_int(rank, "rank"), 1 if world_size is None else as_int(world_size, "world_size")
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

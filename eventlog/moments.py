@@ -212,6 +212,18 @@ def greatest(row: Rows) -> float | None:
     return float(greatests(row[np.newaxis])[0]) if row[COUNT] else None
 
 
-def exact(row: Rows) -> int | None:
-    """Return the exact integer sum of a counter or denominator; None when nothing was recorded."""
-    return int(row[INT_SUM]) if row[PRESENT] else None
+def exact(row: Rows) -> float | None:
+    """Return the exact integer sum of a counter or denominator; None when nothing was recorded.
+
+    A sum that int64 cannot hold, which only many ranks together reach, is the float64 nearest to it.
+    """
+    return exacts(row[np.newaxis])[0] if row[PRESENT] else None
+
+
+def exacts(rows: Rows) -> list[float]:
+    """Return the exact integer sums, as `exact` does."""
+    sums: list[float] = rows[:, INT_SUM].tolist()
+    near = floats(rows)[:, SUM]
+    for i in np.flatnonzero(np.abs(near) >= 2.0**63):
+        sums[i] = float(near[i])
+    return sums

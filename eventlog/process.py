@@ -45,6 +45,8 @@ def start(
     must | never insists on an existing run or a new one; `payload` "full" keeps every selected value,
     "off" the moments alone; `fsync` False survives a killed process, "periodic" and "commit" a dead node.
     """
+    if not os.fspath(run_dir):
+        raise LogError("expected a run directory, got ''")
     options = Options(
         os.fspath(run_dir),
         role,
@@ -95,15 +97,23 @@ def _install(log: Log) -> Log:
 def _start_from_environment() -> Log | None:
     global _environment_read
     _environment_read = True
-    env = {name: os.environ.get(f"AREAL_METRICS_{name}") for name in _VARIABLES}
-    if env["DISABLED"] not in (None, "", "0") or not env["DIR"]:
+    env = {name: value for name in _VARIABLES if (value := os.environ.get(_PREFIX + name))}
+    if env.get("DISABLED", "0") != "0" or "DIR" not in env:
         return None
-    integers = {name.lower(): as_step(float(env[name] or 0)) for name in _INTEGERS if env[name]}
-    texts = {name.lower(): env[name] for name in ("ROLE", "RESUME", "PAYLOAD") if env[name]}
-    fsync = env["FSYNC"] if env["FSYNC"] in ("periodic", "commit") else False
-    return start(env["DIR"], fsync=fsync, **texts, **integers)  # pyright: ignore[reportArgumentType]
+    texts = {name.lower(): env[name] for name in ("ROLE", "RESUME", "PAYLOAD") if name in env}
+    numbers = {name.lower(): _integer(name, env[name]) for name in _INTEGERS if name in env}
+    fsync = {"": False, "0": False}.get(env.get("FSYNC", ""), env.get("FSYNC"))
+    return start(env["DIR"], fsync=fsync, **texts, **numbers)  # pyright: ignore[reportArgumentType]
 
 
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise LogError(f"expected {_PREFIX}{name} to be an integer, got {text!r}") from None
+
+
+_PREFIX = "AREAL_METRICS_"
 _INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP", "PAYLOAD_BUDGET")
 _VARIABLES = ("DIR", "DISABLED", "ROLE", "RESUME", "PAYLOAD", "FSYNC", *_INTEGERS)
 

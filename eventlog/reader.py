@@ -163,19 +163,33 @@ class RunReader:
 
     def _account(self, files: list[SegmentFile], state: SessionState) -> Completeness:
         windows = Completeness()
+        gone: list[SegmentFile] = []
         for place in self._places(files):
             stream = place.file.stream
             with SealedSegment(place.file, self.run.found, newest=place.newest) as segment:
                 if place.after_gap or segment.header is None:
                     windows.gap()
+                frames = False
                 for slot, record in segment.entries():
                     self._count(segment, slot, record, state, windows)
+                    frames |= record is not None and record.type == RecordType.FRAME
+                if frames and not segment.has_data:
+                    gone.append(place.file)
                 state.bytes[stream] += segment.bytes
                 state.unsealed[stream] += segment.unsealed
                 state.heartbeat_us = max(state.heartbeat_us, segment.seen_us)
                 if stream is Stream.RECORDS:
                     state.ended = segment.ended
+        self._judge_gone(gone, state)
         return windows
+
+    def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
+        """A stream that is gone is damage, but for payload whose removal the process has noted."""
+        for file in files:
+            if file.stream is Stream.PAYLOAD and file.number in state.pruned:
+                self.run.found.clear(file.data)
+            else:
+                self.run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
 
     def _count(
         self,

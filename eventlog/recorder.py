@@ -7,11 +7,13 @@ is recorded: a refused call records nothing. A recorder may be used from any thr
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -35,6 +37,7 @@ _ids_lock = threading.Lock()
 _next_id = 0
 _windows = itertools.count()
 _process_step: int | None = None
+_recorders: WeakSet[Recorder] = WeakSet()
 
 
 class Recorder:
@@ -43,6 +46,7 @@ class Recorder:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.lock = threading.RLock()
+        _recorders.add(self)
         self._root = scope.part(name) if name else ""
         self._step: int | None = None
         self._specs: dict[tuple[Any, ...], Spec] = {}
@@ -128,6 +132,7 @@ class Recorder:
         label: str | None = None,
     ) -> None:
         """Record floating tensors of the denominator's shape under its current mask."""
+        reduce_type = _reduce_type(reduce_type)
         if reduce_type is ReduceType.SCALAR:
             raise RecordingError(
                 "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
@@ -161,7 +166,7 @@ class Recorder:
 
     def timing(self, key: str, seconds: float) -> None:
         """Append a duration in seconds under "timeperf/", whatever the scope and tracker."""
-        self._append(Kind.TIMING, [(TIMING_PREFIX + key.strip("/"), seconds)], None)
+        self._append(Kind.TIMING, [(TIMING_PREFIX + arrays.as_key(key), seconds)], None)
 
     def counter(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Add integers; exported as their exact sum over calls and ranks."""
@@ -179,6 +184,11 @@ class Recorder:
                 if series is None:
                     series = self.series[spec, step] = Series(spec, step)
                 series.append(value, now)
+
+    def begin_anew(self) -> None:
+        """In a forked child: what was recorded is the parent's to export, and so may be the lock."""
+        self.lock = threading.RLock()
+        self.masks, self.series, self._current, self.kept_since = [], {}, {}, None
 
     # -- drain -------------------------------------------------------------------------------------
 
@@ -202,6 +212,17 @@ class Recorder:
                 if block.of_key(key):
                     block.drop_key(key)
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
+
+
+def _reduce_type(given: Any) -> ReduceType:
+    """Return our member for ours or for AReaL's own of the same name."""
+    if isinstance(given, ReduceType):
+        return given
+    try:
+        return ReduceType[given.name]
+    except (AttributeError, KeyError):
+        names = ", ".join(member.name for member in ReduceType)
+        raise RecordingError(f"expected a ReduceType ({names}), got {given!r}") from None
 
 
 def _in_use(masked: Masked) -> bool:
@@ -303,3 +324,13 @@ def _collect_masked(
         chosen = block.of_key(key)
         specs += block.calls.specs if key is None else [block.calls.specs[i] for i in chosen]
         rows.append(found if key is None else found[chosen])
+
+
+def _begin_anew_in_child() -> None:
+    global _ids_lock
+    _ids_lock = threading.Lock()
+    for recorder in _recorders:
+        recorder.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)

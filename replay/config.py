@@ -33,7 +33,7 @@ MISSING: Final = "???"  # OmegaConf's word for "must be given"
 WANDB_MODES: Final = ("online", "offline", "disabled", "shared")
 SWANLAB_MODES: Final = ("cloud", "online", "local", "offline", "disabled")
 TRACKIO_MODES: Final = ("online", "local", "disabled")
-REWIND_POLICIES: Final = ("warn", "error", "rewrite", "new_run")
+REWIND_POLICIES: Final = ("warn", "error")
 
 
 @dataclass
@@ -196,8 +196,11 @@ def _get(config: Any, name: str, default: Any) -> Any:
 def _required(name: str, *configs: Any) -> str:
     for config in configs:
         value = _get(config, name, None)
-        if value not in (None, "", MISSING):
-            return os.fspath(value)
+        if value in (None, "", MISSING):
+            continue
+        if not isinstance(value, (str, os.PathLike)):
+            raise errors.ConfigError(f"expected stats_logger.{name} as text or a path, got {value!r}")
+        return os.fspath(value)
     raise errors.ConfigError(f"expected stats_logger.{name}, got none: it is required")
 
 
@@ -222,10 +225,6 @@ def _check(config: StatsLoggerConfig) -> None:
             raise errors.ConfigError(
                 f"expected stats_logger.{what} to be one of {', '.join(valid)}, got {value!r}"
             )
-    if config.on_rewind in ("rewrite", "new_run"):
-        raise errors.ConfigError(
-            f"expected stats_logger.on_rewind warn or error in this version, got {config.on_rewind!r}"
-        )
     log_root(config)
 
 

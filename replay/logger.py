@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import eventlog
 from eventlog import Log, as_step, errors
 
 from .backends import configured
-from .backends.base import RunInfo
+from .backends.base import RunInfo, check_backends
 from .config import StatsLoggerConfig, log_root, resolve
 from .console import say, tabulate_stats
 from .delivery import Delivery
@@ -68,6 +69,8 @@ class StatsLogger:
         run: str | os.PathLike[str] | Log | None = None,
     ) -> None:
         self.config = resolve(config)
+        check_backends(backends)
+        _check_spec(ft_spec)
         self.ft_spec = ft_spec
         told = [*configured(self.config), *backends]
         self._log, self._owns_log = _log_for(self.config, run)
@@ -112,8 +115,11 @@ class StatsLogger:
         return {"last_commit_step": self._last_commit_step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the state of the checkpoint this run resumes from; call it before the first commit."""
-        restored = int(state_dict["last_commit_step"])
+        """Take over the state of the checkpoint this run resumes from; call it before the first commit.
+
+        StepError for a state that `state_dict` cannot have returned.
+        """
+        restored = _restored(state_dict)
         self._last_commit_step = restored
         self._restored_step = None if restored < 0 else restored
         if self._restored_step is not None:
@@ -126,9 +132,9 @@ class StatsLogger:
 
     @staticmethod
     def get_log_path(config: Any) -> str:
-        """Return the log root of a config, created when it does not exist."""
+        """Return the log root of a config, created if need be; RunDirectoryError where it cannot be."""
         root = log_root(resolve(config))
-        root.mkdir(parents=True, exist_ok=True)
+        _create(root)
         return str(root)
 
     def print_stats(self, stats: Mapping[str, float]) -> None:
@@ -227,6 +233,25 @@ class StatsLogger:
             self.print_stats(row)
 
 
+# -- what is handed in -----------------------------------------------------------------------------
+
+
+def _check_spec(spec: Any) -> None:
+    names = FinetuneSpec.__annotations__
+    if spec is not None and (missing := [name for name in names if not hasattr(spec, name)]):
+        raise errors.ConfigError(
+            f"expected ft_spec with {', '.join(names)}, got {spec!r} without {', '.join(missing)}"
+        )
+
+
+def _restored(state: Any) -> int:
+    """Return the step of a `state_dict`."""
+    with contextlib.suppress(KeyError, TypeError, errors.StepError):
+        step = state["last_commit_step"]
+        return -1 if isinstance(step, int) and step == -1 else as_step(step)
+    raise errors.StepError(f'expected {{"last_commit_step": int ≥ -1}}, got {state!r}')
+
+
 # -- the log, and where this process stands --------------------------------------------------------
 
 
@@ -258,8 +283,17 @@ def _find_log(config: StatsLoggerConfig, run: str | os.PathLike[str] | Log | Non
 
 def _start_in(root: Path) -> Log:
     # AReaL's launcher writes its own logs there before we come; this marks the directory as a run.
-    (root / "events").mkdir(parents=True, exist_ok=True)
+    _create(root / "events")
     return eventlog.start(root)
+
+
+def _create(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.RunDirectoryError(
+            f"expected stats_logger.fileroot where directories can be made, got {error.strerror}: {folder}"
+        ) from error
 
 
 def _stop(log: Log) -> None:

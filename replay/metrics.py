@@ -28,9 +28,7 @@ def flatten(data: Any) -> dict[str, float]:
             raise errors.RecordingError(
                 f"expected one value for {key!r}, got two: a nested dict and a name with '/'"
             )
-        number = eventlog.as_number(value, key)
-        exact = isinstance(number, int) and -(2**63) <= number < 2**63
-        flat[key] = number if exact else eventlog.as_scalar(number, key)
+        flat[key] = eventlog.as_metric(value, key)
     return flat
 
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from eventlog import RunDir, as_step, errors
 
-from .backends.base import Rewriter, RunInfo, Selection, capabilities_of, name_of, store_for, target_of
+from .backends.base import (
+    Rewriter,
+    RunInfo,
+    Selection,
+    capabilities_of,
+    check_backends,
+    name_of,
+    store_for,
+    target_of,
+)
 from .console import progress_bar
 from .cursor import Cursor
 from .steps import Gate, newest
@@ -34,12 +43,15 @@ TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What replay did for one target. All counts are of steps.
+    """What replay did for one target. All counts but the last three are of steps.
 
     sent:     told now (would be, in a dry run)          skipped: the target had them already
     superseded: of older attempts, not told              refused: the target would not take them
     withheld: can no longer be told to an append-only target (late, or of an attempt that came after it was
               told another); a new run can have them     renamed: keys with another name there
+    folded:   values that a later commit of the same step, or a later row of the same commit, gives again: of
+              these the last is told
+    problems: damage found in the log as it was read, which may have cost any of the rest
     """
 
     backend: str
@@ -50,12 +62,19 @@ class Report:
     refused: int = 0
     withheld: int = 0
     renamed: int = 0
+    folded: int = 0
+    problems: tuple[str, ...] = ()
     dry_run: bool = False
 
     @property
+    def damaged(self) -> int:
+        """How many problems the log has."""
+        return len(self.problems)
+
+    @property
     def complete(self) -> bool:
-        """Whether the target now holds all that was selected."""
-        return not self.refused and not self.withheld
+        """Whether the target now holds all that was selected, of a log without damage."""
+        return not (self.refused or self.withheld or self.problems)
 
 
 def play(
@@ -79,16 +98,25 @@ def play(
     what was committed. `cursors` is the folder that remembers what targets took, RUN/cursors by default.
     `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a bar on a terminal.
 
+    A target is told each key once a step: of the rows of one commit, and of several commits of a step, the
+    last value; the log keeps the others, and the reports count them (`folded`). Damage in the log does not
+    stop the replay: it is in every report's `problems`.
+
     Every backend is told, whatever befalls another; then the first error is raised, with the others noted.
     """
     selection = _selection(since, until, keys)
     if attempts not in ("latest", "all"):
         raise errors.QueryError(f"expected attempts latest or all, got {attempts!r}")
     path = Path(run_dir)
-    story = Story(_metrics(path, selection, source), superseded=attempts == "all")
-    run = run_info(RunDir.open(path), fresh=new_run)
+    check_backends(backends)
+    table, damage = _metrics(path, selection, source)
+    story = Story(table, superseded=attempts == "all")
+    found = RunDir.open(path)
+    run = run_info(found, fresh=new_run)
     folder = path / "cursors" if cursors is None else Path(cursors)
-    return tell_all(story, backends, run, selection, folder, dry_run=dry_run, progress=progress)
+    reports = tell_all(story, backends, run, selection, folder, dry_run=dry_run, progress=progress)
+    problems = tuple(dict.fromkeys([*damage, *map(str, found.problems)]))
+    return [replace(report, problems=problems) for report in reports]
 
 
 def tell_all(
@@ -141,11 +169,13 @@ def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
     )
 
 
-def _metrics(path: Path, selection: Selection, source: Source) -> pa.Table:
+def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table, list[str]]:
+    """Return the metrics and what of the log was damaged."""
     from aggregator import open_run
 
     with open_run(path, attempts="all") as session:
-        return session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
+        table = session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
+        return table, session.problems
 
 
 def _selection(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:
@@ -188,6 +218,7 @@ def _rewrite(
         skipped=written.skipped,
         superseded=story.counts.superseded,
         renamed=written.renamed,
+        folded=story.counts.folded,
         dry_run=dry_run,
     )
 
@@ -291,6 +322,7 @@ class _Appending:
             superseded=story.counts.superseded,
             refused=self._refused,
             withheld=self._all_withheld,
+            folded=story.counts.folded,
             dry_run=self._dry_run,
         )
 

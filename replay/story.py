@@ -24,10 +24,15 @@ _ORDER: Final = [(name, "ascending") for name in ("step", "attempt", "time", "su
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many steps a story has, and how many (attempt, step) pairs later attempts took back."""
+    """How many steps a story has, and what is not told.
+
+    superseded: (attempt, step) pairs that later attempts took back
+    folded:     values of a key that the same attempt gave again at the same step
+    """
 
     steps: int
     superseded: int
+    folded: int
 
 
 class Story:
@@ -41,7 +46,7 @@ class Story:
     def __init__(self, table: pa.Table, *, superseded: bool = False) -> None:
         kept = table if superseded else _surviving(table)
         self._table = kept.sort_by(_ORDER)
-        self.counts = Counts(_distinct(kept, "step"), _taken_back(table))
+        self.counts = Counts(_distinct(kept, "step"), _taken_back(table), _folded(table, kept))
 
     def commits(self) -> Iterator[Row]:
         """Yield one row per commit: ascending steps, within a step in the order they were made."""
@@ -73,6 +78,20 @@ def _taken_back(table: pa.Table) -> int:
         return 0
     pairs = table.group_by(["attempt", "step"]).aggregate([("superseded", "min")])
     return pc.sum(pairs["superseded_min"]).as_py() or 0
+
+
+def _folded(table: pa.Table, kept: pa.Table) -> int:
+    """Count what an attempt said of a key at a step before what is kept (a later commit supersedes it)."""
+    names = ["attempt", "step", "key"]
+    given, told = (
+        some.filter(pc.invert(pc.ends_with(some["key"], "__count")))  # these no target is told
+        .group_by(names)
+        .aggregate([([], "count_all")])
+        for some in (table, kept)
+    )
+    if told.num_rows < given.num_rows:  # the rest is of attempts that were taken back
+        given = given.join(told.select(names), names, join_type="left semi")
+    return (pc.sum(given["count_all"]).as_py() or 0) - told.num_rows
 
 
 def _distinct(table: pa.Table, name: str) -> int:

@@ -12,7 +12,9 @@ run; the cursor's identity), and may declare `capabilities`. Any object of this 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from eventlog import errors
 
 from ..cursor import CursorFile, CursorInMemory
 from ..steps import Order
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
     from ..cursor import CursorStore
     from ..steps import Row
+
+
+_METHODS: Final = ("open", "log", "last_step", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,18 @@ class Rewriter(Protocol):
         What lies there already in the same form is left untouched.
         """
         ...
+
+
+def check_backends(backends: Any) -> None:
+    """ConfigError for what is no sequence of backends."""
+    if isinstance(backends, (str, bytes)) or not hasattr(backends, "__iter__"):
+        raise errors.ConfigError(f"expected backends as a list, got {backends!r}")
+    for at, backend in enumerate(backends):
+        if isinstance(backend, type) or any(not callable(getattr(backend, name, None)) for name in _METHODS):
+            raise errors.ConfigError(
+                f"expected objects with {', '.join(_METHODS)}, as open_backend returns, "
+                f"got {backend!r}: backends[{at}]"
+            )
 
 
 def name_of(backend: Backend) -> str:

@@ -6,6 +6,7 @@ owner, and for a replay what it holds.
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Literal
 
 import eventlog
@@ -48,6 +49,17 @@ def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
             f"two writers would hide each other's points: give it another path: {folder}"
         )
     return marker
+
+
+def vacant(folder: Path) -> Path:
+    """Return the first of FOLDER, FOLDER-2, FOLDER-3, … that is not there or empty."""
+    whole = folder.resolve()  # "." has no name
+    beside = (whole.with_name(f"{whole.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], beside) if not path.exists() or _is_empty(path))
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def write_marker(folder: Path, marker: dict[str, Any]) -> None:

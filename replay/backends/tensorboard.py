@@ -52,7 +52,7 @@ class TensorBoardBackend:
             raise errors.BackendMissingError(
                 "expected the package tensorboard, got none: pip install 'areal-metrics[tensorboard]'"
             )
-        self._path = None if path is None else Path(path)
+        self._given = self._path = None if path is None else Path(path)
         self._file: _EventFile | None = None
         self._started = 0.0
         self._resumes = False
@@ -114,11 +114,13 @@ class TensorBoardBackend:
     def rewrite(
         self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
     ) -> Written:
-        """Make the directory hold exactly `rows`; segments that lie there in this form stay untouched."""
-        folder = self._folder(run)
+        """Make the directory hold exactly `rows`; segments that lie there in this form stay untouched.
+
+        A fresh run takes the first of PATH, PATH-2, PATH-3, … that holds nothing.
+        """
+        folder = self._path = directory.vacant(self._folder(run)) if run.fresh else self._folder(run)
         marker = directory.claim(folder, run.id, "replay")
-        if not run.fresh:
-            directory.check_selection(marker, selection, folder)
+        directory.check_selection(marker, selection, folder)
         if foreign := [file.name for file in _event_files(folder) if not _SEGMENT.fullmatch(file.name)]:
             raise errors.BackendError(
                 f"expected a directory without other event files, got {foreign[0]!r}: {folder}"
@@ -143,8 +145,7 @@ class TensorBoardBackend:
         return Written(sent, skipped)
 
     def _folder(self, run: RunInfo) -> Path:
-        if self._path is None:
-            self._path = run.path / "tensorboard"
+        self._path = self._given or run.path / "tensorboard"
         return self._path
 
 

@@ -7,6 +7,7 @@ back end to choose, so that drawing works in threads, on servers and inside some
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -101,6 +102,8 @@ def save(figure: Figure, path: str | Path) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with mpl.rc_context({"svg.hashsalt": "areal-metrics"}):  # its ids would be random otherwise
+    # its ids would be random otherwise; a name in a script that the font lacks is drawn as boxes, and kept
+    with mpl.rc_context({"svg.hashsalt": "areal-metrics"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from", category=UserWarning)
         figure.savefig(path, metadata=metadata)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_a_reader_that_has_seen_enough_is_no_failure(root: Path) -> None:
         process.stdout.close()
         assert b"" == process.stderr.read()
     assert 0 == process.returncode
+
+
+@pytest.mark.parametrize("words", [("sql", "select range as n from range(500000)"), ("metrics",), ("ls",)])
+def test_a_table_cut_short_is_no_failure(root: Path, words: tuple[str, ...]) -> None:
+    """A closed pipe ends a table, too, with exit code 0 and without a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, words[0], str(root / "a"), *words[1:]]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (0, b"") == (done.returncode, done.stderr)
 
 
 def test_an_interrupt_ends_without_a_traceback(root: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import replay
 from eventlog.errors import RewindError
 from replay import MemoryBackend
-from tests.cli.conftest import STEPS, Ask
+from tests.cli.conftest import STEPS, Ask, write_run
+from tests.storage import flip
 
 
 def test_tells_two_trackers_once(ask: Ask, root: Path, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ class Refusing(MemoryBackend):
 def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a target would not take is counted, told on stderr, and makes the exit code 3."""
     monkeypatch.setattr(replay, "open_backend", lambda _: Refusing(), raising=False)
-    answer = ask("replay", root / "sub" / "b", "--to", "memory", "--json")
+    answer = ask("replay", root / "sub" / "b", "--to", "tensorboard", "--json")
     assert (3, [(STEPS - 3, 3)]) == (answer.code, [(row["sent"], row["refused"]) for row in answer.json])
     assert "refused or withheld" in answer.err
 
@@ -87,6 +88,8 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
         ),
         (["--to", "tensorboard", "--since", "1.5"], 2, "Invalid value for '--since'"),
         (["--to", "tensorboard", "--since", "-1"], 1, "-1"),
+        (["--to", "tensorboard", "--since", "5", "--until", "1"], 2, "expected --since at or below --until"),
+        (["--to", "memory"], 2, "expected --to tensorboard or wandb, got memory"),
     ],
 )
 def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: int, message: str) -> None:
@@ -105,3 +108,29 @@ def test_options_may_be_lists_and_booleans() -> None:
         ["wandb", "tensorboard"],
         ["wandb.tags=a", "wandb.tags=b", "wandb.notes=x=y", "wandb.strict=true"],
     )
+
+
+@pytest.mark.parametrize("damage", ["segment", "attempt", "manifest"])
+def test_damage_is_told_as_by_metrics(ask: Ask, tmp_path: Path, damage: str) -> None:
+    """A log with damage is told as far as it goes; the damage is on stderr and makes the exit code 3."""
+    run = write_run(tmp_path / "run", [range(3)], gain=1.0)
+    if damage == "segment":
+        segment = next((run / "commits" / "actor-0").glob("*.arrows"))
+        flip(segment, segment.stat().st_size - 20)
+    else:
+        (run / ("attempts/0000.json" if damage == "attempt" else "run.json")).write_text("{")
+    read = ask("metrics", run)
+    told = ask("replay", run, "--to", "tensorboard", "--json")
+    assert (3, 3) == (read.code, told.code)
+    assert (read.err, 1) == (told.err, told.json[0]["damaged"])
+    assert read.err.startswith("damaged: ")
+
+
+def test_a_new_run_on_tensorboard_is_another_directory(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """--new-run tells everything to a new directory beside the old one, and names it."""
+    words = ("replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}",
+             "--cursors", tmp_path / "cursors", "--json")  # fmt: skip
+    for folder in ("tb", "tb-2", "tb-3"):
+        (row,) = ask(*words, *(["--new-run"] if folder != "tb" else [])).json
+        assert (str(tmp_path / folder), STEPS, 0) == (row["target"], row["sent"], row["skipped"])
+        assert list((tmp_path / folder).glob("events.out.tfevents.*"))

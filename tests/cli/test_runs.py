@@ -6,9 +6,14 @@ import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
+
 import eventlog
-from tests.cli.conftest import Ask, write_run
-from tests.storage import flip
+from eventlog.rundir import RunDir
+from eventlog.schema import COMMITS, Stream
+from eventlog.writer import Writer
+from tests.cli.conftest import STEPS, Ask, write_run
+from tests.storage import flip, producer, put_window, settle
 
 
 def test_ls_finds_runs_at_any_depth(ask: Ask, root: Path) -> None:
@@ -113,3 +118,54 @@ def test_info_of_no_run_fails_in_one_line(ask: Ask, tmp_path: Path) -> None:
         assert answer.err.startswith("areal-metrics: expected a run directory, got ")
         assert answer.err.endswith(f": {place}\n")
         assert 1 == answer.err.count("\n")
+
+
+def test_info_lists_payload_that_is_gone(ask: Ask, tmp_path: Path) -> None:
+    """A deleted payload stream whose index is still there is a problem, and the exit code is 3."""
+    run = RunDir.create(tmp_path / "run")
+    writer = Writer(run, producer(run))
+    put_window(writer, 0)
+    settle(writer)
+    writer.close()
+    (data,) = (tmp_path / "run").rglob("*.payload.0000.arrows")
+    data.unlink()
+    answer = ask("info", tmp_path / "run", "--json")
+    assert (3, [f"is missing, with the frames its index lists: {data}"]) == (
+        answer.code,
+        answer.json["problems"],
+    )
+
+
+def test_ls_shows_a_broken_run_beside_the_others(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """A commit without a step makes its run damaged, and hides neither its other steps nor other runs."""
+    shutil.copytree(root / "sub" / "b", tmp_path / "good")
+    run = RunDir.create(tmp_path / "odd")
+    writer = Writer(run, producer(run))
+    said = [
+        {"commit": n, "global_step": step, "window_first": n, "window_last": n}
+        for n, step in enumerate((4, None))
+    ]
+    writer.put(
+        Stream.COMMITS, lambda: [pa.RecordBatch.from_pylist(said, schema=COMMITS)], window=0, nbytes=100
+    )
+    writer.close()
+    answer = ask("ls", tmp_path, "--json")
+    assert [("good", STEPS, "finished"), ("odd", 1, "damaged")] == [
+        (Path(row["path"]).name, row["steps"], row["state"]) for row in answer.json
+    ]
+    assert 0 == answer.code
+
+
+def test_ls_survives_what_nobody_thought_of(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """A run whose summary fails in any other way is listed as damaged, and said on stderr."""
+    for name in ("bad", "good"):
+        shutil.copytree(root / "sub" / "b", tmp_path / name)
+    from eventlog.manifest import read_json, write_json
+
+    attempt = tmp_path / "bad" / "attempts" / "0000.json"
+    write_json(attempt, {**read_json(attempt), "outcome": ["odd"]})
+    answer = ask("ls", tmp_path, "--json")
+    assert [("bad", "damaged"), ("good", "finished")] == [
+        (Path(row["path"]).name, row["state"]) for row in answer.json
+    ]
+    assert "damaged: " in answer.err

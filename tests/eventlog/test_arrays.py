@@ -97,6 +97,8 @@ def test_bad_masks_are_refused(mask, message):
         (torch.ones(2), r"expected shape \(3,\) \(that of its denominator\) for 'k', got \(2,\)"),
         (torch.ones(0), r"non-empty tensor for 'k', got shape \(0,\)"),
         (3.0, "expected a tensor for 'k', got float"),
+        (torch.ones(3, device="meta"), "expected a tensor with data for 'k', got one on the meta device"),
+        (torch.ones(3).to_sparse(), "expected a dense tensor for 'k', got torch.sparse_coo; pass x.to_dense"),
     ],
 )
 def test_bad_values_are_refused(values, message):

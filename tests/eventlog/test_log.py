@@ -13,7 +13,7 @@ import pytest
 
 import eventlog
 from eventlog import RunDir, RunReader
-from eventlog.errors import LogError, NotARunError, StepError
+from eventlog.errors import LogError, NotARunError, RecordingError, StepError
 from eventlog.log import place_in_world
 from eventlog.recorder import Recorder, drain
 
@@ -199,7 +199,10 @@ def test_one_log_per_process(tmp_path):
     ("options", "error", "message"),
     [
         ({"role": "../up"}, LogError, r"role.*'\.\./up'"),
-        ({"rank": -1}, StepError, "got -1"),
+        ({"rank": -1}, RecordingError, "expected rank of 0 or more, got -1"),
+        ({"rank": "0"}, RecordingError, r"expected rank \(an integer\), got str '0'"),
+        ({"rank": 0, "world_size": -2}, RecordingError, "expected world_size of 0 or more, got -2"),
+        ({"payload_budget": 5}, LogError, "expected no payload_budget.*got 5"),
         ({"payload": "some"}, LogError, "full or off, got 'some'"),
         ({"resume": "perhaps"}, LogError, "allow, must or never, got 'perhaps'"),
         ({"fsync": "often"}, LogError, "got 'often'"),
@@ -315,6 +318,58 @@ def test_place_in_world_follows_the_environment(monkeypatch):
     assert place_in_world() == (3, 8)
     assert place_in_world(rank=1) == (1, 1)
     assert place_in_world(rank=1, world_size=2) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("commit", "error", "message"),
+    [
+        ((0, 0, -1, [{"a": 1.0}]), StepError, "got -1"),
+        ((0, 0, 1.5, [{"a": 1.0}]), StepError, "integral step, got 1.5"),
+        ((0, 0, None, [{"a": 1.0}]), StepError, "got NoneType None"),
+        ((-1, 0, 0, [{"a": 1.0}]), StepError, "got -1"),
+        ((0, 0, 1, {"a": 1.0}), RecordingError, "expected metrics as a list of dicts, got dict"),
+        ((0, 0, 1, [3]), RecordingError, "expected metrics as a list of dicts, got one of int"),
+        ((0, 0, 1, None), RecordingError, "expected metrics as a list of dicts, got NoneType"),
+        ((0, 0, 1, [{"a": "x"}]), RecordingError, "expected a number for 'a', got str"),
+        ((0, 0, 1, [{1: 2.0}]), RecordingError, r"expected a metric name \(str\), got int 1"),
+        ((0, 0, 1, [{"\ud800": 2.0}]), RecordingError, "valid Unicode"),
+    ],
+)
+def test_a_bad_commit_is_refused_and_commits_nothing(tmp_path, commit, error, message):
+    """Bad steps, names and values are refused at the call; the next commit covers what was drained."""
+    log = eventlog.start(tmp_path)
+    frame = record()
+    log.write(frame)
+    with pytest.raises(error, match=message):
+        log.commit(*commit)
+    assert log.commit(0, 0, 0, [{"a": 2**70, "b": 2**63 - 1}])
+    marker, *entries = commits_of(tmp_path)
+    assert (0, frame.window) == (marker["commit"], marker["window_last"])
+    assert [(2.0**70, None), (2.0**63, 2**63 - 1)] == [(row["value"], row["value_int"]) for row in entries]
+
+
+def test_a_commit_after_stop_is_not_durable(tmp_path):
+    """A log that was stopped takes nothing more, and says so."""
+    log = eventlog.start(tmp_path)
+    eventlog.stop()
+    with pytest.warns(UserWarning, match="expected step 9 on disk within 5 s, got a loss"):
+        assert not log.commit(0, 9, 9, [{"z": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RANK", "x", "expected AREAL_METRICS_RANK to be an integer, got 'x'"),
+        ("FSYNC", "comit", "expected fsync to be False, 'periodic' or 'commit', got 'comit'"),
+    ],
+)
+def test_a_bad_variable_is_named(tmp_path, monkeypatch, name, value, message):
+    """A variable that says nothing sensible raises, naming it, instead of being passed over."""
+    monkeypatch.setattr("eventlog.process._environment_read", False)
+    monkeypatch.setenv("AREAL_METRICS_DIR", str(tmp_path))
+    monkeypatch.setenv(f"AREAL_METRICS_{name}", value)
+    with pytest.raises(LogError, match=message):
+        eventlog.current()
 
 
 def test_a_disk_that_does_not_answer_is_counted(tmp_path, monkeypatch):

@@ -100,3 +100,10 @@ def test_integer_sums_are_exact_beyond_float64():
 def test_overflowing_sum_is_infinite_not_nan():
     """Finite values whose sum leaves float64 give the infinite sum IEEE gives."""
     assert moments.total_of(of([1.7e308, 1.7e308])) == math.inf
+
+
+def test_a_sum_beyond_int64_is_the_nearest_float_not_another_number():
+    """Counters of many ranks whose sum int64 cannot hold do not wrap around (report c11)."""
+    merged = moments.merge(moments.of_integers([1, 1], [2**62, 2**62])[:, None])[0]
+    assert moments.exact(merged) == 2.0**63
+    assert moments.exact(moments.of_integers([1], [2**63 - 1025])[0]) == 2**63 - 1025

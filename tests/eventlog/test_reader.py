@@ -614,6 +614,9 @@ def test_a_pruned_segment_is_no_damage(tmp_path):
     assert ({oldest.number}, {1, 2, 3}, {0, 1, 2, 3}) == (state.pruned, state.payload, state.complete)
     newest.data.unlink()
     assert "is missing" in tell(tmp_path).reasons()
+    reader = RunReader(tmp_path)  # the states alone tell it, too
+    reader.sessions()
+    assert [newest.data] == [problem.path for problem in reader.problems]
 
 
 def test_large_frames_are_read_whole(tmp_path):

@@ -84,8 +84,8 @@ def test_required_names_must_be_given(name: str) -> None:
             "swanlab.mode to be one of cloud, online, local, offline, disabled",
         ),
         ({"trackio": TrackioConfig(mode="x")}, "trackio.mode to be one of online, local, disabled, got 'x'"),
-        ({"on_rewind": "ignore"}, "on_rewind to be one of warn, error, rewrite, new_run, got 'ignore'"),
-        ({"on_rewind": "rewrite"}, "on_rewind warn or error in this version, got 'rewrite'"),
+        ({"on_rewind": "ignore"}, "on_rewind to be one of warn, error, got 'ignore'"),
+        ({"on_rewind": "rewrite"}, "on_rewind to be one of warn, error, got 'rewrite'"),
     ],
 )
 def test_invalid_choices_are_refused_with_the_valid_ones(part: dict, said: str) -> None:
@@ -188,3 +188,9 @@ def test_a_backend_to_come_cannot_be_switched_on(part: dict) -> None:
     """A config that enables what this version does not have is refused loudly."""
     with pytest.raises(BackendMissingError, match="expected one of memory, tensorboard, wandb, got"):
         configured(resolve(StatsLoggerConfig("e", "t", "/f", **part)))
+
+
+def test_a_root_that_is_no_path_is_refused() -> None:
+    """A number is no fileroot."""
+    with pytest.raises(ConfigError, match=r"expected stats_logger.fileroot as text or a path, got 5"):
+        resolve({"experiment_name": "e", "trial_name": "t", "fileroot": 5})

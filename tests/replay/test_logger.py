@@ -22,6 +22,7 @@ from eventlog.errors import (
     RecordingError,
     RecordingTypeError,
     RewindError,
+    RunDirectoryError,
     StepError,
 )
 from replay import (
@@ -459,3 +460,36 @@ def test_a_logger_that_was_never_closed_still_tells(tmp_path: Path) -> None:
         (step, row) for step, row, _ in tensorboard_rows(tmp_path / "tb")
     ]
     assert ["finished"] == [attempt.outcome for attempt in attempts(run_of(tmp_path))]
+
+
+@pytest.mark.parametrize(
+    "state", [{}, None, *({"last_commit_step": step} for step in ("x", 2.5, -7, None, True))]
+)
+def test_a_state_that_is_none_is_refused(tmp_path: Path, state: Any) -> None:
+    """What `state_dict` cannot have returned is refused in one form, and nothing is taken over."""
+    with logger(tmp_path) as log:
+        with pytest.raises(StepError, match=r'expected \{"last_commit_step": int ≥ -1\}, got '):
+            log.load_state_dict(state)
+        assert {"last_commit_step": -1} == log.state_dict()
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper"])
+def test_a_fileroot_that_is_no_directory_is_said(tmp_path: Path, below: str) -> None:
+    """Where no directory can be made, both ways to the log root say so, the path last."""
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        RunDirectoryError, match=f"expected stats_logger[.]fileroot where .*, got .*: {tmp_path}"
+    ):
+        logger(tmp_path / below)
+    with pytest.raises(RunDirectoryError, match=r"expected stats_logger[.]fileroot where"):
+        StatsLogger.get_log_path(StatsLoggerConfig("e", "t", str(tmp_path / below)))
+
+
+def test_what_is_handed_in_is_checked(tmp_path: Path) -> None:
+    """A name instead of a backend, or something else than a training's length, is refused before any log."""
+    config = StatsLoggerConfig("e", "t", str(tmp_path / "root"))
+    with pytest.raises(ConfigError, match=r"got 'tensorboard': backends\[0\]"):
+        StatsLogger(config, backends=["tensorboard"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"expected ft_spec with total_train_epochs, .*, got 'abc' without"):
+        StatsLogger(config, "abc")  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "root").exists()

@@ -474,3 +474,39 @@ def test_a_config_that_names_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """An option that does not exist is refused before a run is opened."""
     with pytest.raises(ConfigError, match="expected options of memory among strict, got path"):
         play(tmp_path, [open_backend("memory", path="x")])
+
+
+def test_values_that_a_later_one_replaces_are_counted(tmp_path: Path) -> None:
+    """Of a key's values in one commit or one step the last is told, the others are counted."""
+    with logger(tmp_path, run=tmp_path / "run") as log:
+        log.commit(0, 0, 0, [{"loss": 1.0, "a": 1.0}, {"loss": 2.0}])
+        log.commit(0, 0, 1, {"loss": 3.0})
+        log.commit(0, 0, 1, {"loss": 4.0, "b": 1.0})
+    mine = MemoryBackend()
+    (report,) = play(tmp_path / "run", [mine])
+    assert [(0, {"loss": 2.0, "a": 1.0}), (1, {"loss": 4.0, "b": 1.0})] == [
+        (s, row) for s, row, _ in mine.rows
+    ]
+    assert (2, 2, True) == (report.sent, report.folded, report.complete)
+    (report,) = play(crashed(tmp_path / "crashed"), [MemoryBackend()])
+    assert 0 == report.folded
+
+
+def test_damage_is_in_the_reports(tmp_path: Path) -> None:
+    """A log with a file that cannot be read is told, and no report of it is complete."""
+    run = build(tmp_path / "run", (range(3), value))
+    (run / "attempts" / "0000.json").write_text("{")
+    reports = play(run, [MemoryBackend(), MemoryBackend()])
+    assert [(3, 1, False)] * 2 == [(report.sent, report.damaged, report.complete) for report in reports]
+    assert "0000.json" in reports[0].problems[0]
+
+
+def test_what_is_no_backend_is_refused(tmp_path: Path) -> None:
+    """A name instead of a backend is refused with what was expected and where."""
+    run = build(tmp_path / "run", (range(1), value))
+    for wrong, message in (
+        (["tensorboard"], r"got 'tensorboard': backends\[0\]"),
+        ("memory", "as a list, got 'memory'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            play(run, wrong)  # pyright: ignore[reportArgumentType]

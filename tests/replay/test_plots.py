@@ -178,3 +178,11 @@ def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(BackendMissingError, match=r"pip install 'areal-metrics\[plots\]'"):
         curves(REWARD)
+
+
+def test_names_that_the_font_lacks_are_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """A Chinese key is kept as the title; that the font has no glyphs for it is not said."""
+    figure = curves(metrics([(0, "奖励", 1.0), (1, "奖励", 2.0)]))
+    save(figure, tmp_path / "plot.png")
+    assert "奖励" == figure.axes[0].get_title(loc="left")
+    assert [] == recwarn.list

@@ -140,12 +140,15 @@ def test_only_segments_that_change_are_written(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_new_run_may_hold_less(tmp_path: Path) -> None:
-    """Asked for a new run, a narrower selection replaces what was there."""
+    """Asked for a new run, a narrower selection lies beside what was there, again and again."""
     replayed(tmp_path, rows(range(25)))
     backend = open_backend("tensorboard", path=tmp_path / "tb")
     assert isinstance(backend, Rewriter)
-    backend.rewrite(run_info(tmp_path, fresh=True), rows(range(20, 25)), Selection(since=20))
-    assert list(range(20, 25)) == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
+    for folder in ("tb-2", "tb-3"):
+        backend.rewrite(run_info(tmp_path, fresh=True), rows(range(20, 25)), Selection(since=20))
+        assert str(tmp_path / folder) == backend.target
+        assert list(range(20, 25)) == [step for step, _, _ in tensorboard_rows(tmp_path / folder)]
+    assert list(range(25)) == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
 
 
 def test_without_a_path_it_lies_in_the_run(tmp_path: Path) -> None:
