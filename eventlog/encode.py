@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from . import moments
 from .frame import Frame, MaskPiece, MatrixPiece, Piece, SeriesPiece
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .frame import Spec
+
+# pyarrow loads these on first use, which is on the writer's thread: a fork in that moment would leave the
+# child with half a module. So they are loaded here.
+for _late in ("numpy.ma", "pyarrow.compute"):
+    importlib.import_module(_late)
 
 FRAME_BYTES = 64 << 20  # frames stay below this, so that nothing needs a whole window in memory
 _JOINED_BYTES = 256 << 10  # matrices below this are joined into one frame; larger ones are written uncopied

@@ -80,6 +80,7 @@ class Log:
         self._drained: int | None = None
         self._committed = -1
         self._lost = 0
+        self._finished_before: list[int] = []  # attempts that had finished when this one was claimed
         self._tags: dict[str, Any] = {}
         self._ended = False
         self._lock = threading.Lock()
@@ -115,6 +116,7 @@ class Log:
             "config": dict(config or {}),
             "version_info": dict(version_info or {}),
         }
+        self._finished_before = [a.number for a in self.run.attempts() if a.outcome == "finished"]
         self._attempt = self.writer.attempt = self.run.claim_attempt(info, self.options.attempt)
         self._known_attempt = self.leader = True
         return self._attempt
@@ -227,6 +229,8 @@ class Log:
         """
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
         parts = tuple(_checked(part) for part in _parts(metrics))
+        if self._finished_before and restored_step is None and self.options.resume_step is None:
+            self._warn_of_beginning_anew(global_step)
         with self._lock:
             first, last = self._committed + 1, self._drained
             if last is None or last < first:
@@ -259,6 +263,16 @@ class Log:
             nbytes=_ROW_BYTES * rows,
         )
         return self._durable(ticket, global_step)
+
+    def _warn_of_beginning_anew(self, step: int) -> None:
+        """A finished run that is started again without a restored state is mostly a mistake."""
+        finished, self._finished_before = self._finished_before, []
+        warnings.warn(
+            f"attempt {finished[-1]} of this run had finished; attempt {self._attempt} restored nothing and "
+            f"begins at step {step}: what it trains supersedes the steps from there on. Give resume_step= or "
+            f"load the logger's state to continue, another directory for a new run: {self.run.path}",
+            stacklevel=4,
+        )
 
     def _durable(self, ticket: int, step: int) -> bool:
         written = self.writer.wait(ticket, COMMIT_SECONDS)

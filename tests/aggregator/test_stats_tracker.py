@@ -11,7 +11,8 @@ import eventlog
 from aggregator import stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
 from eventlog import RunReader, workflow_context
-from eventlog.errors import StepError
+from eventlog.errors import PeerError, StepError
+from tests import gloo
 
 
 @pytest.fixture(autouse=True)
@@ -219,6 +220,31 @@ def test_the_window_is_logged_before_an_error_is_raised(tmp_path):
     rows = [row for _, _, batch in RunReader(tmp_path).records() for row in batch.to_pylist()]
     assert ["StepError", "ok"] == [row["outcome"] for row in rows if row["kind"] == "export"]
     assert ["x"] == [row["key"] for row in rows if row["kind"] != "export"]
+
+
+def _fails_on_rank_0(rank):
+    """Export a bad step on rank 0 alone, then a good one."""
+    import torch.distributed as dist
+
+    group = dist.group.WORLD
+    stats_tracker.scalar(q=1.5)
+    with pytest.raises((StepError, PeerError)):
+        stats_tracker.export_all(reduce_group=group, step=-1 if rank == 0 else 2)
+    stats_tracker.scalar(q=2)
+    return dict(stats_tracker.export_all(reduce_group=group))
+
+
+def test_a_failed_export_leaves_all_ranks_with_the_same():
+    """After an export that failed on one rank no rank counts its window again, and none is ahead."""
+    assert [{"q": 2.0, "q__count": 2}] * 2 == gloo.run(_fails_on_rank_0, ranks=2)
+
+
+@pytest.mark.parametrize("reduce_type", ["avg", 3, object()])
+def test_what_is_no_reduce_type_is_refused_at_the_call(tracker, reduce_type):
+    """A reduce type that is none fails the call, not the export of all ranks."""
+    tracker.denominator(m=torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"expected a ReduceType \(AVG_MIN_MAX, .*\), got"):
+        tracker.stat("m", reduce_type, x=torch.ones(2))
 
 
 def test_workflow_context_separates_training_from_evaluation():

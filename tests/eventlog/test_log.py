@@ -348,6 +348,20 @@ def test_a_bad_commit_is_refused_and_commits_nothing(tmp_path, commit, error, me
     assert [(2.0**70, None), (2.0**63, 2**63 - 1)] == [(row["value"], row["value_int"]) for row in entries]
 
 
+def test_a_finished_run_that_begins_anew_warns(tmp_path):
+    """Starting a finished run again from the beginning warns once, loudly; resuming it does not."""
+    for restored in (None, None, 5):
+        log = eventlog.start(tmp_path)
+        log.claim_attempt()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in (6, 7):
+                log.commit(0, step, step, [{"x": 1.0}], restored_step=restored)
+        expected = ["attempt 0 of this run had finished; attempt 1 restored nothing and begins at step 6"]
+        assert (expected if log.attempt == 1 else []) == [str(w.message).split(":")[0] for w in caught]
+        eventlog.stop()
+
+
 def test_a_commit_after_stop_is_not_durable(tmp_path):
     """A log that was stopped takes nothing more, and says so."""
     log = eventlog.start(tmp_path)
