@@ -156,6 +156,7 @@ class Log:
             first_id=first,
             last_id=last,
             nbytes=_ROW_BYTES * len(frame),
+            linger=True,  # the export's collective comes now: the core is the training's
         )
         if self.options.payload == "full":
             self.writer.put(
@@ -165,6 +166,7 @@ class Log:
                 first_id=first,
                 last_id=last,
                 nbytes=frame.payload_bytes,
+                linger=True,
             )
 
     def write_export(

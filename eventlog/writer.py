@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .rundir import Producer, RunDir
 
 HEARTBEAT_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 0.1
 
 
 class Writer:
@@ -92,11 +93,13 @@ class Writer:
         last_id: int = -1,
         nbytes: int,
         last: bool = True,
+        linger: bool = False,
     ) -> int:
         """Hand over batches of a stream, encoded later on the writer's thread; return the ticket.
 
         The last batch completes the window, unless `last` is false: then more of it follows. Waits at most
-        `block_seconds` while `nbytes` do not fit into the queue, then counts a loss.
+        `block_seconds` while `nbytes` do not fit into the queue, then counts a loss. `linger` does not
+        wake the thread: it comes with the next put, when it is waited for, or within IDLE_SECONDS.
         """
         queue = self._payload if stream is Stream.PAYLOAD else self._urgent
         with self._changed:
@@ -109,12 +112,14 @@ class Writer:
                 self._lose_job(job, LossCause.QUEUE_FULL)
             else:
                 queue.append(job)
-                self._changed.notify_all()
+                if not linger:
+                    self._changed.notify_all()
             return job.ticket
 
     def _wait_for_room(self, queue: Backlog, nbytes: int) -> bool:
         if queue.fits(nbytes) or queue.stalled:
             return queue.fits(nbytes)
+        self._changed.notify_all()
         fits = self._changed.wait_for(lambda: queue.fits(nbytes) or self._closing, self._block_seconds)
         queue.stalled = not fits
         return fits
@@ -130,6 +135,8 @@ class Writer:
             return oldest is None or oldest > ticket
 
         with self._changed:
+            if not done():
+                self._changed.notify_all()
             return not self._abandoned and self._changed.wait_for(done, timeout)
 
     def flush(self, timeout: float) -> bool:
@@ -139,6 +146,7 @@ class Writer:
             return self._urgent.oldest() is None and self._payload.oldest() is None
 
         with self._changed:
+            self._changed.notify_all()
             return self._changed.wait_for(done, timeout)
 
     def losses(self) -> list[Loss]:
@@ -213,9 +221,9 @@ class Writer:
         self._finish()
 
     def _next(self) -> Backlog | None:
-        """Take a job and return its queue, if need be after waiting for one until the next heartbeat."""
+        """Take a job and return its queue, if need be after waiting a while for one."""
         if not (self._urgent.jobs or self._payload.jobs or self._closing):
-            self._changed.wait(max(0.0, self._next_beat - time.monotonic()))
+            self._changed.wait(IDLE_SECONDS)
         return next((queue for queue in (self._urgent, self._payload) if queue.take()), None)
 
     def _write(self, job: Job) -> None:
