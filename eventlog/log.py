@@ -232,7 +232,7 @@ class Log:
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
         parts = tuple(_checked(part) for part in _parts(metrics))
         if self._finished_before and restored_step is None and self.options.resume_step is None:
-            self._warn_of_beginning_anew(global_step)
+            self._look_at_beginning(global_step)
         with self._lock:
             first, last = self._committed + 1, self._drained
             if last is None or last < first:
@@ -266,9 +266,11 @@ class Log:
         )
         return self._durable(ticket, global_step)
 
-    def _warn_of_beginning_anew(self, step: int) -> None:
-        """A finished run that is started again without a restored state is mostly a mistake."""
+    def _look_at_beginning(self, step: int) -> None:
+        """Warn, at the first commit, of a finished run that is started again from the beginning."""
         finished, self._finished_before = self._finished_before, []
+        if step > 1:  # it goes on, where the caller knows
+            return
         warnings.warn(
             f"attempt {finished[-1]} of this run had finished; attempt {self._attempt} restored nothing and "
             f"begins at step {step}: what it trains supersedes the steps from there on. Give resume_step= or "

@@ -80,9 +80,19 @@ class _Seen:
         self.codes = np.unique(np.concatenate([of_records, of_exports, lost]))
         self.of_records = np.searchsorted(self.codes, of_records)
         self.of_exports = np.searchsorted(self.codes, of_exports)
-        self.complete = ~np.isin(self.codes, lost)
         self.counts = np.bincount(self.of_records, minlength=len(self.codes)).astype(np.int64)
         self.sids, self.numbers = window_parts(self.codes)
+        self.complete = ~(np.isin(self.codes, lost) | self._lacking_export(of_exports))
+
+    def _lacking_export(self, of_exports: Ints) -> NDArray[np.bool_]:
+        """Return the windows whose export row damage may have taken: nobody knows what they came to."""
+        damaged = {problem.path.name for problem in self.reading.reader.problems}
+        hurt = [
+            sid
+            for sid, producer in enumerate(self.reading.producers)
+            if any(producer.session in name for name in damaged)
+        ]
+        return np.isin(self.sids, hurt) & ~np.isin(self.codes, of_exports)
 
     def _greatest(self, name: str) -> Ints:
         """Return the greatest value of a column in the records of each window."""

@@ -267,7 +267,7 @@ def info(history: History) -> dict[str, Any]:
         "superseded_steps": sum(row["superseded_steps"] for row in lives),
         "superseded_rows": int((metric & history.commits.superseded).sum()),
         "unbound_windows": int(unbound.sum()),
-        "incomplete_windows": sum(row["incomplete_windows"] for row in people),
+        "incomplete_windows": history.windows.table["complete"].to_pylist().count(False),
         "keys": len(history.records.table["key"].combine_chunks().unique()),
         "records": history.records.table.num_rows,
         "metrics": int((metric & ~history.commits.superseded).sum()),

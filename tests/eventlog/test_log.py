@@ -349,15 +349,15 @@ def test_a_bad_commit_is_refused_and_commits_nothing(tmp_path, commit, error, me
 
 
 def test_a_finished_run_that_begins_anew_warns(tmp_path):
-    """Starting a finished run again from the beginning warns once, loudly; resuming it does not."""
-    for restored in (None, None, 5):
+    """Starting a finished run again from the beginning warns once, loudly; going on does not."""
+    for restored, first in ((None, 6), (None, 0), (5, 0), (None, 6)):
         log = eventlog.start(tmp_path)
         log.claim_attempt()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for step in (6, 7):
+            for step in (first, first + 1):
                 log.commit(0, step, step, [{"x": 1.0}], restored_step=restored)
-        expected = ["attempt 0 of this run had finished; attempt 1 restored nothing and begins at step 6"]
+        expected = ["attempt 0 of this run had finished; attempt 1 restored nothing and begins at step 0"]
         assert (expected if log.attempt == 1 else []) == [str(w.message).split(":")[0] for w in caught]
         eventlog.stop()
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aggregator import open_run
+import eventlog
+from aggregator import open_run, stats_tracker
 from eventlog import RunReader, errors, schema
 from tests.runs import RunBuilder, at
 
@@ -306,3 +307,27 @@ def test_the_builder_joins_an_existing_run(run):
     with RunBuilder(run.path) as again:
         again.producer("late").commit(9, {"late": 1.0}, time=999, leader=True)
     assert {9} == set(run.open().metrics(["late"])["step"].to_pylist())
+
+
+def test_a_damaged_export_row_makes_its_window_incomplete(tmp_path):
+    """Without its export row nobody knows what a window was exported as: it is told, not passed over."""
+    log = eventlog.start(tmp_path / "run")
+    log.claim_attempt()
+    for step in range(3):
+        stats_tracker.scalar(v=step)
+        log.commit(0, step, step, [stats_tracker.export_all()])
+    eventlog.stop()
+    (index,) = (tmp_path / "run" / "events" / "main-0").glob("*.records.0000.idx")
+    data = index.read_bytes()
+    uid = schema.IndexHeader.unpack(data[:64]).segment_uid
+    entries = [schema.IndexRecord.unpack(data[at : at + 64], uid) for at in range(64, len(data), 64)]
+    export = [entry for entry in entries if entry.rows == 1 and entry.window < 0][1]
+    segment = index.with_suffix(".arrows")
+    flipped = bytearray(segment.read_bytes())
+    flipped[export.offset + export.length // 2] ^= 1
+    segment.write_bytes(flipped)
+    with open_run(tmp_path / "run") as run:
+        windows = run.sql("select step, complete from windows order by step").to_pylist()
+        assert [(0, True), (1, False), (2, True)] == [(row["step"], row["complete"]) for row in windows]
+        assert (1, 1) == (run.info()["incomplete_windows"], len(run.info()["problems"]))
+        assert [0, 1, 2] == run.metrics(["v"])["step"].to_pylist()
