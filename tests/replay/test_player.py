@@ -510,3 +510,14 @@ def test_what_is_no_backend_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             play(run, wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_keys_left_out_before_are_withheld_not_skipped(tmp_path: Path) -> None:
+    """After a replay of some keys the others are too late for an append-only target: that is counted."""
+    run = build(tmp_path / "run", (range(5), lambda step: {"v": step, "b": -step}))
+    mine = MemoryBackend(strict=True)
+    assert [5] == [report.sent for report in play(run, [mine], keys="v")]
+    (report,) = play(run, [mine])
+    assert (0, 0, 5, False) == (report.sent, report.skipped, report.withheld, report.complete)
+    (report,) = play(run, [mine], keys="v")
+    assert (0, 5) == (report.sent, report.skipped)
