@@ -218,15 +218,16 @@ class Series:
     total: int = 0
     logged: int = 0
 
-    def append(self, value: float, time: int) -> None:
-        """Add one value; a counter whose sum would leave int64 refuses it."""
-        if self.spec.kind is Kind.COUNTER:
+    def check(self, value: float) -> None:
+        """Refuse a value with which a counter's sum would leave int64."""
+        if self.spec.kind is Kind.COUNTER and not -(2**63) <= self.total + int(value) < 2**63:
             total = self.total + int(value)
-            if not -(2**63) <= total < 2**63:
-                raise RecordingError(
-                    f"expected a sum that fits int64 for counter {self.spec.key!r}, got {total}"
-                )
-            self.total = total
+            raise RecordingError(f"expected a sum that fits int64 for counter {self.spec.key!r}, got {total}")
+
+    def append(self, value: float, time: int) -> None:
+        """Add one value that `check` let pass."""
+        if self.spec.kind is Kind.COUNTER:
+            self.total += int(value)
         self.values.append(value)
         self.times.append(time)
 

@@ -178,11 +178,14 @@ class Recorder:
     def _append(self, kind: Kind, values: Sequence[tuple[str, float]], label: str | None) -> None:
         now, step = self._now()
         with self.lock:
+            ready: list[tuple[Series, float]] = []
             for key, value in values:
                 spec = self._spec(key, kind, _SERIES_TYPES[kind], None, label)
-                series = self.series.get((spec, step))
-                if series is None:
-                    series = self.series[spec, step] = Series(spec, step)
+                series = self.series.get((spec, step)) or Series(spec, step)
+                series.check(value)
+                ready.append((series, value))
+            for series, value in ready:
+                self.series[series.spec, step] = series
                 series.append(value, now)
 
     def begin_anew(self) -> None:

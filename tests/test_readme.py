@@ -43,3 +43,8 @@ def test_the_refused_call_says_what_stands_below_it(tmp_path):
     ]
     done = run("\n".join(code), tmp_path)
     assert message == done.stderr.splitlines()[-1]
+
+
+def test_nothing_is_left_to_be_filled_in():
+    """The README has no placeholders."""
+    assert not re.search(r"@@|TODO|TBD|XXX", (ROOT / "README.md").read_text())

@@ -93,7 +93,7 @@ def _damaged(candidate: Candidate, incomplete: Collection[WindowKey]) -> bool:
 
 
 def _coverage(exports: Iterable[Export]) -> list[tuple[Export, tuple[Part, ...], bool]]:
-    """Return (export, what it covers, whether it is its call's second group) of exports that ended well."""
+    """Return (export, what it covers, whether it is its call's second group)."""
     sessions: dict[str, dict[int, list[Export]]] = {}
     for export in exports:
         sessions.setdefault(export.session, {}).setdefault(export.window, []).append(export)
@@ -104,7 +104,7 @@ def _coverage(exports: Iterable[Export]) -> list[tuple[Export, tuple[Part, ...],
             alive[window] = ()
             first = calls[window][0]
             parts = _parts(session, first, window, alive)
-            found += [(e, parts, i > 0) for i, e in enumerate(calls[window]) if e.ok]
+            found += [(e, parts, i > 0) for i, e in enumerate(calls[window])]
             if first.reset:
                 _take(alive, parts)
     return found
@@ -138,6 +138,9 @@ def _groups(
         if call.export.members is not None:
             by_id.setdefault(call.export.export_id, []).append(call)
     for export_id, those in by_id.items():
+        if not any(call.export.ok for call in those):
+            continue
+        # A rank that failed later, in its second group, took part in the first all the same.
         group = those[0].export.members or ()
         place = {member: i for i, member in enumerate(group)}
         those.sort(key=lambda call: place.get(rank[call.export.session], len(place)))
@@ -165,7 +168,7 @@ def _ungrouped(
     workers: dict[tuple[int, int], list[_Call]] = {}
     for call in calls:
         attempt, step, session = call.binding.attempt, call.binding.step, call.export.session
-        if call.export.members is not None or step is None:
+        if call.export.members is not None or step is None or not call.export.ok:
             continue
         if session in leaders.get(attempt, ()):
             own.setdefault((attempt, step), []).append(call)

@@ -344,6 +344,14 @@ ONCE_WRONG = {
         [[s(0.0, **LR)], [s(-0.0, **LR)]], Export()
     ),
     "a run without records could not be recomputed": made([[], []]),
+    "a rank that failed in its second group was left out of the first": made(
+        [
+            [s(1.0, "lr", spread=Spread.REPLICATED, groups=((0, 1), (2,)))],
+            [s(2.0, "lr", spread=Spread.REPLICATED, groups=((0, 1), (2,))), s(1.0)],
+            [s(3.0, "lr", spread=Spread.REPLICATED, groups=((0, 1), (2,))), s(3.0)],
+        ],
+        Export(reduce_groups=((0,), (1, 2)), sync_groups=((0, 1), (2,))),
+    ),
     "a key whose own group is its rank could not be exported without a group": made(
         [[s(1.0, groups=((0,), (1,)))], [s(3.0, groups=((0,), (1,)))]], Export()
     ),
