@@ -195,7 +195,7 @@ class Channel:
             request.reset,
         )
         if at is not None:
-            wire.fill(self._vector, self._layout, at, rows)
+            wire.body(self._vector)[at] = rows
         gathers = len(self.members) * self._vector.nbytes <= wire.GATHER_BYTES
         reply = self._gather() if gathers else self._sum()
         if (text := wire.disagreement(reply.heads, reply.who)) is not None:

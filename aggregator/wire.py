@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-__all__ = ["GATHER_BYTES", "HEAD", "body", "disagreement", "fill", "maxima", "read_summed", "sums", "vector"]
+__all__ = ["GATHER_BYTES", "HEAD", "body", "disagreement", "maxima", "read_summed", "sums", "vector"]
 
 GATHER_BYTES = 4 << 20  # what a rank may receive before the summed form is the cheaper one
 
@@ -64,14 +64,6 @@ def body(filled: Ints) -> Ints:
     return filled[..., HEAD:].reshape(*filled.shape[:-1], -1, moments.WORDS)
 
 
-def fill(blank: Ints, layout: Layout, at: Ints, rows: Ints) -> None:
-    """Put moments into the slots `at` of a vector."""
-    slots = body(blank)
-    slots[at] = rows
-    if len(layout.replicated):  # -0.0 is the same value as 0.0, and must have the same bits
-        slots.view(np.float64)[layout.replicated, moments.SUM :] += 0.0
-
-
 def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
     """Say which word of the heads, shape (n, HEAD), should be equal and is not; None when all agree."""
     steps = heads[heads[:, STEP] != UNSET, STEP]
@@ -99,6 +91,7 @@ def maxima(filled: Ints, layout: Layout) -> Ints:
     rows = body(filled)
     f = rows.view(np.float64)
     copies = rows[layout.replicated]
+    moments.floats(copies)[:, moments.SUM :] += 0.0  # as `moments.across`: -0.0 has the bits of 0.0
     copies = np.stack([copies, ~copies])
     copies[:, rows[layout.replicated, moments.PRESENT] == 0] = _NONE
     return np.concatenate(

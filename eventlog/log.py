@@ -230,7 +230,7 @@ class Log:
         `restored_step` is the last_commit_step the logger was restored with.
         """
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
-        parts = tuple(_checked(part) for part in _parts(metrics))
+        parts = _checked(metrics)
         if self._finished_before and restored_step is None and self.options.resume_step is None:
             self._look_at_beginning(global_step)
         with self._lock:
@@ -305,17 +305,19 @@ class Log:
         return self.writer.close(timeout)
 
 
-def _parts(metrics: Any) -> Sequence[Any]:
-    if isinstance(metrics, (list, tuple)):
-        return metrics
-    raise RecordingTypeError(f"expected metrics as a list of dicts, got {type(metrics).__name__}")
-
-
-def _checked(part: Any) -> dict[str, float]:
-    """Return a flat dict of numbers: integers that fit int64 as they are, everything else as float64."""
-    if not isinstance(part, dict):
-        raise RecordingTypeError(f"expected metrics as a list of dicts, got one of {type(part).__name__}")
-    return {as_key(key, "metric name") and key: as_metric(value, key) for key, value in part.items()}
+def _checked(metrics: Any) -> tuple[dict[str, float], ...]:
+    """Return the parts of a commit: names that can be written, numbers as `as_metric` keeps them."""
+    expected = "expected metrics as a list of dicts, got"
+    if not isinstance(metrics, (list, tuple)):
+        raise RecordingTypeError(f"{expected} {type(metrics).__name__}")
+    parts: list[dict[str, float]] = []
+    for part in metrics:
+        if not isinstance(part, dict):
+            raise RecordingTypeError(f"{expected} one of {type(part).__name__}")
+        for key in part:
+            as_key(key, "metric name")
+        parts.append({key: as_metric(value, key) for key, value in part.items()})
+    return tuple(parts)
 
 
 def _open_run(options: Options) -> RunDir:

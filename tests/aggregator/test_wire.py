@@ -30,7 +30,7 @@ def vector(rows, **head):
         filled[getattr(wire, word)] = value
     at = [i for i, row in enumerate(rows) if row is not None]
     if at:
-        wire.fill(filled, LAYOUT, np.array(at), np.stack([rows[i] for i in at]))
+        wire.body(filled)[np.array(at)] = np.stack([rows[i] for i in at])
     return filled
 
 
