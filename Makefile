@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet --constraint constraints.txt
-EXTRAS := torch,wandb,tensorboard,plots,yaml
+EXTRAS := all
 
 .DEFAULT_GOAL := test
 .PHONY: demo test test-long check bench clean
