@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import render
 from .options import Attempts, Json, Keys, More, RunDir, Since, Until, check_bounds, example
 from .query import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
 
 __all__ = ["NAME", "app"]
 
@@ -22,20 +29,33 @@ def plot() -> None:
     """Draw runs (extra: plots)."""
 
 
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="The .png or .svg to write.", show_default=False),
+]
+Palette = Annotated[str, typer.Option(help="Colours: okabe-ito (colour-blind safe) or grey.")]
+Title = Annotated[str | None, typer.Option(help="A title above the picture.", show_default=False)]
+
+
+class Band(Enum):
+    """What a line is the mean of, within a band from the least to the greatest."""
+
+    RANKS = "ranks"
+    RUNS = "runs"
+
+
 @app.command(
     epilog=example(
         "plot curves runs/a rollout/reward -o reward.png",
-        "plot curves runs/a 'ppo_actor/*/avg' --with runs/b --smooth 0.9 -o curves.svg",
+        "plot curves runs/a 'ppo_actor/*/avg' --with runs/b --smooth 0.9 --compare -o curves.svg",
+        "plot curves runs/a timeperf/train_step --band ranks -o ranks.png",
     )
 )
 def curves(
     run_dir: RunDir,
     patterns: Keys = None,
     more: More = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The .png or .svg to write.", show_default=False),
-    ] = None,
+    output: Output = None,
     smooth: Annotated[
         float | None,
         typer.Option(
@@ -44,28 +64,136 @@ def curves(
             show_default=False,
         ),
     ] = None,
+    band: Annotated[
+        Band | None,
+        typer.Option(
+            help="Draw the mean of all ranks (of recorded keys), or of all runs (seeds), in a band."
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Read out how far each run is from the first, on average.")
+    ] = False,
     since: Since = None,
     until: Until = None,
-    palette: Annotated[
-        str, typer.Option(help="Colours: okabe-ito (colour-blind safe) or grey.")
-    ] = "okabe-ito",
-    title: Annotated[str | None, typer.Option(help="A title above the picture.", show_default=False)] = None,
+    palette: Palette = "okabe-ito",
+    title: Title = None,
     as_json: Json = False,
 ) -> None:
     """Draw keys over the steps.
 
-    One panel a key, one line a run; --json prints what is drawn.
+    One panel a key, one line a run; --json prints what is drawn, with --compare the differences.
     """
-    if output is None and not as_json:
-        raise typer.BadParameter("expected --output FILE, --json, or both")
+    _check_output(output, as_json=as_json)
     check_bounds(since, until)
     from replay import plots
 
     with opened(run_dir, more, Attempts.LATEST) as session:
-        table = session.metrics(patterns or None, since=since, until=until)
-        table = table.select([name for name in ("run", "step", "key", "value") if name in table.column_names])
-        if output is not None:
-            figure = plots.curves(table, smooth=smooth, palette=palette, title=title)
-            render.say(f"wrote {plots.save(figure, output)}")
-        if as_json:
-            render.rows(table if smooth is None else plots.smoothed(table, smooth), as_json=True)
+        ranks = band is Band.RANKS
+        table = _by_rank(session, patterns) if ranks else session.metrics(patterns or None)
+    table = _between(table, since, until)
+    if band is Band.RUNS and "run" in table.column_names:
+        table = table.rename_columns({"run": "member"})
+    names = ("run", "member", "step", "key", "value")
+    table = table.select([name for name in names if name in table.column_names])
+    if output is not None:
+        figure = plots.curves(table, smooth=smooth, compare=compare, palette=palette, title=title)
+        render.say(f"wrote {plots.save(figure, output)}")
+    if as_json:
+        drawn = table if smooth is None else plots.smoothed(table, smooth)
+        render.rows(plots.differences(table) if compare else drawn, as_json=True)
+
+
+@app.command(
+    epilog=example(
+        "plot heatmap runs/a --accuracy 'eval-rollout/*/accuracy' --length 'eval-rollout/*/length' -o h.png"
+    )
+)
+def heatmap(
+    run_dir: RunDir,
+    accuracy: Annotated[str, typer.Option(metavar="KEY", help="Accuracies; * stands for the task.")],
+    length: Annotated[str, typer.Option(metavar="KEY", help="Response lengths; * stands for the task.")],
+    more: More = None,
+    output: Output = None,
+    since: Since = None,
+    until: Until = None,
+    title: Title = None,
+    as_json: Json = False,
+) -> None:
+    """Draw where tasks lie in accuracy and response length.
+
+    One panel a run; each cell counts steps of tasks, the ideal corner is marked; --json prints what is drawn.
+    """
+    _check_output(output, as_json=as_json)
+    check_bounds(since, until)
+    from replay import plots
+
+    with opened(run_dir, more, Attempts.LATEST) as session:
+        table = plots.results(session.metrics(since=since, until=until), accuracy, length)
+    if output is not None:
+        render.say(f"wrote {plots.save(plots.heatmap(table, title=title), output)}")
+    if as_json:
+        render.rows(table, as_json=True)
+
+
+@app.command(epilog=example("plot radar runs/grpo rollout/reward --with runs/ppo -o radar.png"))
+def radar(
+    run_dir: RunDir,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The reward.", show_default=False)],
+    more: More = None,
+    output: Output = None,
+    palette: Palette = "okabe-ito",
+    title: Title = None,
+    as_json: Json = False,
+) -> None:
+    """Draw runs over reward, efficiency and stability.
+
+    The picture says what these are and which way is better; --json prints the numbers.
+    """
+    _check_output(output, as_json=as_json)
+    import pyarrow as pa
+
+    from replay import plots
+
+    with opened(run_dir, more, Attempts.LATEST) as session:
+        table = session.metrics(key)
+    if "run" not in table.column_names:
+        table = table.append_column("run", pa.array([run_dir.name] * table.num_rows, pa.string()))
+    found = plots.scores(table)
+    if output is not None:
+        render.say(f"wrote {plots.save(plots.radar(found, palette=palette, title=title), output)}")
+    if as_json:
+        render.rows(found, as_json=True)
+
+
+def _check_output(output: Path | None, *, as_json: bool) -> None:
+    if output is None and not as_json:
+        raise typer.BadParameter("expected --output FILE, --json, or both")
+
+
+def _by_rank(session: Any, patterns: list[str] | None) -> pa.Table:
+    """Return the mean of each recorded key on each rank: (run?, member, step, key, value)."""
+    import pyarrow as pa
+
+    recorded = [row["key"] for row in session.keys().to_pylist() if row["kind"] != "metric"]
+    parts: list[pa.Table] = []
+    for key in _chosen(recorded, patterns):
+        found = session.reduce(key, ["avg"], by=["step", "role", "rank"])
+        who = zip(found["role"].to_pylist(), found["rank"].to_pylist(), strict=True)
+        found = found.append_column("member", pa.array([f"{role} {rank}" for role, rank in who], pa.string()))
+        found = found.append_column("key", pa.array([key] * found.num_rows, pa.string()))
+        parts.append(found.rename_columns({"avg": "value"}))
+    return pa.concat_tables(parts)
+
+
+def _chosen(keys: Sequence[str], patterns: list[str] | None) -> list[str]:
+    """Return the keys that are named, as they are or by globs; a name that is none is left to be refused."""
+    if patterns is None:
+        return list(keys)
+    found = [[key for key in keys if fnmatchcase(key, pattern)] or [pattern] for pattern in patterns]
+    return list(dict.fromkeys(key for some in found for key in some))
+
+
+def _between(table: pa.Table, since: int | None, until: int | None) -> pa.Table:
+    steps = table["step"].to_numpy(zero_copy_only=False)
+    kept = (steps >= (-1 if since is None else since)) & (steps <= (2**63 - 1 if until is None else until))
+    return table.take(kept.nonzero()[0])

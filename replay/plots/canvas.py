@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from eventlog import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
 
-__all__ = ["PALETTES", "Style", "panels", "save", "styles", "title"]
+__all__ = ["PALETTES", "Style", "legend", "panels", "polar", "save", "stroke", "styles", "title", "whole"]
 
 Dashes = Literal["-", "--", "-.", ":"]
 Style = tuple[str, Dashes]  # a colour and a line style: more lines than colours still differ
@@ -60,17 +64,9 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
     Raises:
         BackendMissingError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as exc:
-        raise errors.BackendMissingError(
-            "expected matplotlib for a plot, got none: pip install 'areal-metrics[plots]'"
-        ) from exc
     columns = min(count, _COLUMNS)
     rows = math.ceil(count / columns)
-    size = (max(6.4, columns * _PANEL[0]), max(4.0, rows * _PANEL[1]))
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    figure = _sheet(max(6.4, columns * _PANEL[0]), max(4.0, rows * _PANEL[1]))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     axes = list(grid.flat)
     for spare in axes[count:]:
@@ -80,8 +76,63 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelbottom=True)  # shared axes hide it but in the last row
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no step 0.5
+        axis.xaxis.set_major_locator(whole())  # there is no step 0.5
     return figure, axes[:count]
+
+
+def whole() -> Locator:
+    """Return what puts the ticks of an axis, or of a colour bar, on whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True)
+
+
+def polar() -> tuple[Figure, Any]:
+    """Return a new figure with one panel whose x axis is an angle, clockwise from the top.
+
+    Raises:
+        BackendMissingError: matplotlib is not installed.
+    """
+    figure = _sheet(7.0, 6.0)
+    axis: Any = figure.add_subplot(projection="polar")
+    axis.set_theta_offset(math.pi / 2)
+    axis.set_theta_direction(-1)
+    axis.grid(visible=True, color="#DDDDDD", linewidth=0.6)
+    axis.spines["polar"].set_color("#DDDDDD")
+    axis.tick_params(pad=18)
+    return figure, axis
+
+
+def _sheet(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise errors.BackendMissingError(
+            "expected matplotlib for a plot, got none: pip install 'areal-metrics[plots]'"
+        ) from exc
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def legend(figure: Figure, entries: Sequence[tuple[str, Artist]]) -> None:
+    """Put one legend for all panels below them; its texts are shown as they are."""
+    if not entries:
+        return
+    # A label that begins with "_" would be left out: the texts are set afterwards.
+    numbered = [str(i) for i in range(len(entries))]
+    drawn = figure.legend([artist for _, artist in entries], numbered, loc="outside lower center", ncols=3)
+    drawn.get_frame().set_linewidth(0)
+    for text, (label, _) in zip(drawn.get_texts(), entries, strict=True):
+        text.set_parse_math(False)
+        text.set_text(label)
+
+
+def stroke(style: Style | str, **more: Any) -> Artist:
+    """Return a line for a legend."""
+    from matplotlib.lines import Line2D
+
+    colour, dashes = (style, "-") if isinstance(style, str) else style
+    return Line2D([], [], color=colour, linestyle=dashes, **more)
 
 
 def title(axes: Any, text: str) -> None:

@@ -2,13 +2,14 @@
 
 Panels have their own y axis, as keys have their own units; nothing is clipped, rescaled or cut off at a
 percentile. Where a value is missing or not finite the line breaks, and the panel says how many there were.
-Smoothing is never silent: the values stay visible, and the picture names the weight.
+Smoothing is never silent: the values stay visible, and the picture names the weight. Several *members* of a
+line (ranks, seeds) are drawn as their mean within a band from the least to the greatest.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +21,19 @@ from . import canvas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
 
-__all__ = ["curves", "smoothed"]
+__all__ = ["curves", "differences", "smoothed"]
 
 MOST_PANELS: Final = 24
 _NEEDED: Final = ("step", "key", "value")
 _FAINT: Final = 0.3
+_BAND: Final = 0.2
 
 
 class _Line(NamedTuple):
@@ -38,22 +41,29 @@ class _Line(NamedTuple):
     key: str
     rows: NDArray[np.int64]  # where the line's points lie in the table, by step
     steps: NDArray[np.int64]
-    values: Floats  # NaN for null
+    values: Floats  # NaN for null; the mean of the members
+    band: tuple[Floats, Floats] | None = None  # the least and the greatest of the members
 
 
 def curves(
-    table: pa.Table, *, smooth: float | None = None, palette: str = "okabe-ito", title: str | None = None
+    table: pa.Table,
+    *,
+    smooth: float | None = None,
+    compare: bool = False,
+    palette: str = "okabe-ito",
+    title: str | None = None,
 ) -> Figure:
-    """Draw a table of (run?, step, key, value) rows, as `Session.metrics` returns it.
+    """Draw a table of (run?, member?, step, key, value) rows, as `Session.metrics` returns it.
 
     `smooth` adds an exponential moving average with that weight of the past, 0 < smooth < 1; the values
-    themselves are then drawn faintly behind it.
+    themselves are then drawn faintly behind it. `compare` reads out how far each run is from the first one,
+    see `differences`.
 
     Raises:
         QueryError: a column is missing, there is no row, more than 24 keys, or `smooth` is out of range.
         BackendMissingError: matplotlib is not installed.
     """
-    lines = _lines(table)
+    lines = _members_joined(_lines(table)) if "member" in table.column_names else _lines(table)
     if smooth is not None:
         _check_weight(smooth)
     keys = sorted({line.key for line in lines})
@@ -67,8 +77,11 @@ def curves(
         for line in mine:
             _draw(axis, line, style[line.run or ""], smooth)
         canvas.title(axis, key)
+        if compare:
+            _read_out(axis, _differences(mine))
         axis.set_xlabel("step" + _not_finite(mine), parse_math=False)
-    _legend(figure, runs if "run" in table.column_names else [], style, smooth)
+    named = runs if "run" in table.column_names else []
+    canvas.legend(figure, _entries(named, style, smooth, band=any(line.band is not None for line in lines)))
     if title is not None:
         figure.suptitle(title, parse_math=False)
     return figure
@@ -90,6 +103,71 @@ def smoothed(table: pa.Table, weight: float) -> pa.Table:
     return table.append_column("ema", pa.array(out, pa.float64(), from_pandas=True))
 
 
+def differences(table: pa.Table) -> pa.Table:
+    """Return how far each run is from the first one: (key, run, difference, steps).
+
+    `difference` is the mean of (value - first) / |first| over the `steps` that both have, where both are
+    finite and the first run's is not 0; null where there is none.
+
+    Raises:
+        QueryError: as `curves`.
+    """
+    lines = _lines(table)
+    rows = [
+        {"key": key, "run": run, "difference": difference, "steps": steps}
+        for key in dict.fromkeys(line.key for line in lines)
+        for run, difference, steps in _differences([line for line in lines if line.key == key])
+    ]
+    kinds = {"key": pa.string(), "run": pa.string(), "difference": pa.float64(), "steps": pa.int64()}
+    return pa.Table.from_pylist(rows, pa.schema(kinds))
+
+
+def _differences(lines: Sequence[_Line]) -> list[tuple[str | None, float | None, int]]:
+    first, *others = lines
+    found: list[tuple[str | None, float | None, int]] = []
+    for line in others:
+        _, one, other = np.intersect1d(first.steps, line.steps, return_indices=True)
+        base, value = first.values[one], line.values[other]
+        fits = np.isfinite(base) & np.isfinite(value) & (base != 0)
+        relative = (value[fits] - base[fits]) / np.abs(base[fits])
+        found.append((line.run, float(relative.mean()) if fits.any() else None, int(fits.sum())))
+    return found
+
+
+def _read_out(axis: Axes, found: Sequence[tuple[str | None, float | None, int]]) -> None:
+    text = "\n".join(
+        f"{run}: {'no common steps' if difference is None else f'{difference:+.1%}'}"
+        for run, difference, _ in found
+    )
+    axis.text(
+        0.99, 0.02, text, transform=axis.transAxes, ha="right", va="bottom", fontsize=8, parse_math=False
+    )
+
+
+def _members_joined(lines: Sequence[_Line]) -> list[_Line]:
+    """Return a line per run and key: the mean of its members at each step, and how far they spread."""
+    joined: list[_Line] = []
+    for run, key in dict.fromkeys((line.run, line.key) for line in lines):
+        mine = [line for line in lines if (line.run, line.key) == (run, key)]
+        rows = np.concatenate([line.rows for line in mine])
+        values = np.concatenate([line.values for line in mine])
+        steps, at = np.unique(np.concatenate([line.steps for line in mine]), return_inverse=True)
+        finite = np.isfinite(values)
+        count, total = (
+            np.bincount(at[finite], minlength=len(steps)),
+            np.bincount(at[finite], values[finite], len(steps)),
+        )
+        low, high = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+        np.minimum.at(low, at[finite], values[finite])
+        np.maximum.at(high, at[finite], values[finite])
+        there = count > 0
+        mean = np.divide(total, count, out=np.full(len(steps), np.nan), where=there)
+        joined.append(
+            _Line(run, key, rows, steps, mean, (np.where(there, low, np.nan), np.where(there, high, np.nan)))
+        )
+    return joined
+
+
 def _check_weight(weight: float) -> None:
     if not 0 < weight < 1:
         raise errors.QueryError(f"expected a smoothing weight between 0 and 1, got {weight}")
@@ -103,11 +181,12 @@ def _lines(table: pa.Table) -> list[_Line]:
     steps = table["step"].to_numpy()
     values = np.asarray(table["value"].to_numpy(), np.float64)
     runs = table["run"].to_pylist() if "run" in table.column_names else [None] * table.num_rows
-    members: dict[tuple[str | None, str], list[int]] = {}
-    for i, name in enumerate(zip(runs, table["key"].to_pylist(), strict=True)):
-        members.setdefault(name, []).append(i)
+    of = table["member"].to_pylist() if "member" in table.column_names else [None] * table.num_rows
+    places: dict[tuple[str | None, str, Any], list[int]] = {}
+    for i, name in enumerate(zip(runs, table["key"].to_pylist(), of, strict=True)):
+        places.setdefault(name, []).append(i)
     lines: list[_Line] = []
-    for (run, key), found in members.items():
+    for (run, key, _), found in places.items():
         rows = np.asarray(found, np.int64)
         rows = rows[np.argsort(steps[rows], kind="stable")]
         lines.append(_Line(run, key, rows, steps[rows], values[rows]))
@@ -127,6 +206,8 @@ def _ema(values: Floats, weight: float) -> Floats:
 
 def _draw(axis: Axes, line: _Line, style: canvas.Style, smooth: float | None) -> None:
     colour, dashes = style
+    if line.band is not None:
+        axis.fill_between(line.steps, *line.band, color=colour, alpha=_BAND, linewidth=0)
     values = np.where(np.isfinite(line.values), line.values, np.nan)
     faint = 1.0 if smooth is None else _FAINT
     axis.plot(line.steps, values, color=colour, linestyle=dashes, linewidth=1.2, alpha=faint)
@@ -148,22 +229,14 @@ def _not_finite(lines: Sequence[_Line]) -> str:
     return f" ({count} not finite: not drawn)" if count else ""
 
 
-def _legend(figure: Figure, runs: list[str], style: dict[str, canvas.Style], smooth: float | None) -> None:
-    """One legend for all panels: the runs' names as they are, and what the smoothing is."""
-    from matplotlib.lines import Line2D
-
-    entries = [(run, Line2D([], [], color=style[run][0], linestyle=style[run][1])) for run in runs]
+def _entries(
+    runs: list[str], style: dict[str, canvas.Style], smooth: float | None, *, band: bool
+) -> list[tuple[str, Artist]]:
+    """Say what the lines are: the runs' names, what the smoothing is, and what the bands are."""
+    entries = [(run, canvas.stroke(style[run])) for run in runs]
     if smooth is not None:
-        entries.append(("as logged", Line2D([], [], color="#555555", alpha=_FAINT, linewidth=1.2)))
-        entries.append((f"EMA, weight {smooth:g}", Line2D([], [], color="#555555", linewidth=1.8)))
-    if not entries:
-        return
-    handles = [handle for _, handle in entries]
-    # A label that begins with "_" would be left out: the texts are set afterwards.
-    legend = figure.legend(
-        handles, [str(i) for i in range(len(handles))], loc="outside lower center", ncols=3
-    )
-    legend.get_frame().set_linewidth(0)
-    for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
-        text.set_parse_math(False)
-        text.set_text(label)
+        entries.append(("as logged", canvas.stroke("#555555", alpha=_FAINT, linewidth=1.2)))
+        entries.append((f"EMA, weight {smooth:g}", canvas.stroke("#555555", linewidth=1.8)))
+    if band:
+        entries.append(("mean; band: least to greatest", canvas.stroke("#555555", alpha=_BAND, linewidth=8)))
+    return entries

@@ -1,4 +1,4 @@
-"""`plot curves`."""
+"""`plot curves`, `plot heatmap`, `plot radar`."""
 
 from __future__ import annotations
 
@@ -45,3 +45,30 @@ def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: in
     assert (code, "") == (answer.code, answer.out)
     assert message in answer.err
     assert not Path("x.png").exists()
+
+
+def test_ranks_are_drawn_in_a_band(ask: Ask, root: Path) -> None:
+    """--band ranks takes what each rank recorded: the numbers of all of them, by rank."""
+    answer = ask("plot", "curves", root / "a", "ppo_actor/loss", "--band", "ranks", "--json", "--until", 0)
+    assert [("actor 0", 0.0), ("actor 1", 1.0)] == [(row["member"], row["value"]) for row in answer.json]
+
+
+def test_runs_are_compared(ask: Ask, root: Path) -> None:
+    """--compare reads out how far each run is from the first."""
+    words = ("--with", root / "sub" / "b", "--compare", "--json", "--since", 1)
+    answer = ask("plot", "curves", root / "a", "ppo_actor/loss", *words)
+    expected = sum(step / (step + 0.5) for step in range(1, STEPS)) / (STEPS - 1)
+    assert [("b", pytest.approx(expected), STEPS - 1)] == [
+        (row["run"], row["difference"], row["steps"]) for row in answer.json
+    ]
+
+
+def test_heat_maps_and_radars_are_written(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """The pictures land in their files; --json prints what they show."""
+    heat = ("plot", "heatmap", root / "a", "--accuracy", "lr", "--length", "ppo_actor/loss")
+    assert 0 == ask(*heat, "-o", tmp_path / "heat.png").code
+    assert STEPS == len(ask(*heat, "--json").json)
+    radar = ("plot", "radar", root / "a", "ppo_actor/loss", "--with", root / "sub" / "b")
+    assert 0 == ask(*radar, "-o", tmp_path / "radar.svg").code
+    assert {"reward", "efficiency", "stability"} == {row["dimension"] for row in ask(*radar, "--json").json}
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("heat.png", "radar.svg"))

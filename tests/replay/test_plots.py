@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventlog.errors import BackendMissingError, QueryError
-from replay.plots import PALETTES, curves, save, smoothed
+from replay.plots import PALETTES, curves, differences, heatmap, radar, results, save, scores, smoothed
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -186,3 +186,151 @@ def test_names_that_the_font_lacks_are_no_warning(tmp_path: Path, recwarn: pytes
     save(figure, tmp_path / "plot.png")
     assert "奖励" == figure.axes[0].get_title(loc="left")
     assert [] == recwarn.list
+
+
+# -- several runs, members, and how far apart ----------------------------------------------------------
+
+
+def members(rows: list[tuple[str, int, float]]) -> pa.Table:
+    """Return rows of (member, step, value) of one key."""
+    names, steps, values = zip(*rows, strict=True)
+    return pa.table({"member": names, "step": steps, "key": ["k"] * len(rows), "value": values})
+
+
+def test_members_are_a_mean_within_a_band() -> None:
+    """Ranks or seeds are drawn as their mean, in a band from the least to the greatest, and it says so."""
+    figure = curves(members([("0", 0, 1.0), ("1", 0, 3.0), ("0", 1, 5.0), ("1", 1, math.nan), ("1", 2, 4.0)]))
+    (axis,) = figure.axes
+    assert [[(0, 2.0), (1, 5.0), (2, 4.0)]] == drawn(axis)
+    (band,) = axis.collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
+    assert {(0.0, 1.0), (0.0, 3.0), (1.0, 5.0), (2.0, 4.0)} == corners
+    assert ["mean; band: least to greatest"] == [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_reads_out_how_far_runs_are_apart() -> None:
+    """The difference to the first run is the mean over the steps both have, where that can be said."""
+    first = [(0, "k", 2.0), (1, "k", 0.0), (2, "k", math.nan), (3, "k", -4.0)]
+    other = [(0, "k", 3.0), (1, "k", 9.0), (2, "k", 9.0), (3, "k", -3.0), (4, "k", 1.0)]
+    table = metrics([*first, *other, (9, "k", 1.0)], ["a"] * 4 + ["b"] * 5 + ["c"])
+    assert [
+        {"key": "k", "run": "b", "difference": (1 / 2 + 1 / 4) / 2, "steps": 2},
+        {"key": "k", "run": "c", "difference": None, "steps": 0},
+    ] == differences(table).to_pylist()
+    (axis,) = curves(table, compare=True).axes
+    assert ["b: +37.5%\nc: no common steps"] == [text.get_text() for text in axis.texts]
+
+
+# -- heat map ------------------------------------------------------------------------------------------
+
+
+def outcomes(rows: list[tuple[str, str, float, float]]) -> pa.Table:
+    """Return rows of (run, task, accuracy, length)."""
+    return pa.Table.from_pylist(
+        [dict(zip(("run", "task", "accuracy", "length"), row, strict=True)) for row in rows]
+    )
+
+
+def test_heat_map_counts_every_result() -> None:
+    """A panel a run on common axes; the cells count all finite results, the others are said, not drawn."""
+    rows = [("a", "t", 0.5, 10.0), ("a", "t", 0.5, 10.0), ("a", "u_$x$", 1.0, 90.0)]
+    rows += [("b", "t", math.nan, 5.0), ("b", "t", 0.2, 50.0)]
+    figure = heatmap(outcomes(rows))
+    one, two, bar = figure.axes
+    assert ["a", "b"] == [axis.get_title(loc="left") for axis in (one, two)]
+    counts = [axis.collections[0].get_array() for axis in (one, two)]
+    assert [3.0, 1.0] == [count.sum() for count in counts]
+    assert ["response length", "response length (1 not finite: not drawn)"] == [
+        axis.get_xlabel() for axis in (one, two)
+    ]
+    assert one.get_xlim() == two.get_xlim()
+    assert "cividis" == one.collections[0].get_cmap().name
+    assert "results" == bar.get_ylabel()
+    assert {"★ ideal", "1", "2"} == {text.get_text() for text in one.texts}
+    assert "means: 1 t · 2 u_$x$" == figure.get_supxlabel()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (pa.table({"task": ["t"], "accuracy": [1.0]}), "got none named length"),
+        (outcomes([("a", "t", math.nan, 1.0)]), "expected finite accuracies and lengths, got none in 1 rows"),
+    ],
+)
+def test_heat_map_refuses_what_it_cannot_draw(table: pa.Table, said: str) -> None:
+    """A missing column, or nothing that is finite, is refused."""
+    with pytest.raises(QueryError, match=said):
+        heatmap(table)
+
+
+def test_results_pair_accuracy_and_length_by_task_and_step() -> None:
+    """The star of both keys is the task; a row for every step at which a task has both."""
+    rows = [(0, "eval/a/acc", 0.5), (0, "eval/a/len", 9.0), (1, "eval/a/acc", 0.7), (0, "eval/b.c/acc", 0.1),
+            (0, "eval/b.c/len", 3.0), (0, "other", 1.0)]  # fmt: skip
+    found = results(metrics(rows), "eval/*/acc", "eval/*/len")
+    assert [
+        {"task": "a", "accuracy": 0.5, "length": 9.0},
+        {"task": "b.c", "accuracy": 0.1, "length": 3.0},
+    ] == found.to_pylist()
+    assert [{"task": "all", "accuracy": 0.5, "length": 9.0}] == results(
+        metrics(rows), "eval/a/acc", "eval/a/len"
+    ).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("eval/*/*", "expected a key with one \\*"), ("nowhere", "expected steps that have")]
+)
+def test_results_need_a_pair(key: str, said: str) -> None:
+    """Two stars, or keys that never meet, are refused."""
+    with pytest.raises(QueryError, match=said):
+        results(REWARD, "reward", key)
+
+
+# -- radar ---------------------------------------------------------------------------------------------
+
+
+def test_scores_are_what_they_are_defined_to_be() -> None:
+    """Reward, efficiency and stability follow their definitions; values that are not finite are left out."""
+    values = [0.0, 4.0, math.nan, 2.0, 4.0, 8.0]
+    found = scores(metrics([(i, "r", v) for i, v in enumerate(values)], ["a"] * 6)).to_pylist()
+    numbers = {row["dimension"]: row["value"] for row in found}
+    assert {"reward": 8.0, "efficiency": 18 / 5, "stability": 1.0} == numbers
+
+
+def test_radar_states_directions_and_numbers() -> None:
+    """The best of each dimension is on the rim and the worst on the inner ring, whichever way is better."""
+    names = ["reward", "efficiency", "stability"]
+    table = pa.Table.from_pylist([
+        {"run": run, "dimension": name, "value": value}
+        for run, row in {"a": (1.0, 2.0, 0.5), "b": (3.0, 2.0, 0.1)}.items()
+        for name, value in zip(names, row, strict=True)
+    ])  # fmt: skip
+    figure = radar(table)
+    (axis,) = figure.axes
+    radii = [line.get_ydata()[:3].tolist() for line in axis.get_lines()]
+    assert [[0.25, 1.0, 0.25], [1.0, 1.0, 1.0]] == radii
+    assert [
+        "reward (higher is better)\n1 … 3",
+        "efficiency (higher is better)\n2 … 2",
+        "stability (lower is better)\n0.5 … 0.1",
+    ] == [text.get_text() for text in axis.get_xticklabels()]
+    assert all(f"{name}: " in figure.get_supxlabel() for name in names)
+    assert ["a", "b"] == [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("a", "x", 1.0), ("a", "y", 1.0)], "expected 3 or more dimensions for a radar, got 2"),
+        ([("a", n, 1.0) for n in ("reward", "stability", "z")], "got none for \\['z'\\]"),
+        (
+            [("a", n, 1.0) for n in ("reward", "stability", "efficiency")] + [("b", "reward", 1.0)],
+            "got none of 'b' in 'stability'",
+        ),
+    ],
+)
+def test_radar_refuses_what_cannot_be_compared(rows: list[tuple[str, str, float]], said: str) -> None:
+    """Too few dimensions, one without a direction, or a run without a value are refused."""
+    table = pa.Table.from_pylist([dict(zip(("run", "dimension", "value"), row, strict=True)) for row in rows])
+    with pytest.raises(QueryError, match=said):
+        radar(table)

@@ -1,0 +1,144 @@
+"""Charts of the one-page report: tables in, plotly figures out, as plain data that goes into the page.
+
+Names are data, never markup: plotly reads a few HTML tags in texts, so every text is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .canvas import PALETTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+    Chart = dict[str, Any]
+
+__all__ = ["HEAT", "curve", "fan", "heat", "text"]
+
+PALETTE: Final = "okabe-ito"
+HEAT: Final = "cividis"  # even in lightness, made for colour-blind eyes (Nuñez, Anderton and Renslow 2018)
+_COLOURS: Final = PALETTES[PALETTE]
+_INK: Final = "#222222"
+_GRID: Final = "#DDDDDD"
+_AXIS: Final = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GRID, "automargin": True}
+
+
+def text(name: str) -> str:
+    """Return a name as plotly shows it letter by letter."""
+    return html.escape(name, quote=False)
+
+
+def curve(key: str, table: pa.Table, resumed: Iterable[int] = ()) -> Chart:
+    """Draw (run?, step, value) rows of one key, a line a run; steps where an attempt resumed are marked."""
+    runs = table["run"].to_pylist() if "run" in table.column_names else [""] * table.num_rows
+    steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False)
+    traces: list[Chart] = []
+    for number, run in enumerate(dict.fromkeys(runs)):
+        mine = np.array([each == run for each in runs])
+        traces.append(
+            _line(steps[mine], values[mine], _COLOURS[number % len(_COLOURS)], name=text(run) or "value")
+        )
+    return _figure(key, traces, "step", shapes=[_mark(step) for step in resumed], legend=len(traces) > 1)
+
+
+def fan(key: str, table: pa.Table, quantiles: Sequence[float]) -> Chart:
+    """Draw how a key's values are spread at each step: bands between quantiles `p…`, least first, a median.
+
+    `quantiles` are symmetric around 0.5, which is one of them.
+    """
+    steps = table["step"].to_numpy()
+    columns = [table[name(q)].to_numpy(zero_copy_only=False) for q in quantiles]
+    half = len(quantiles) // 2
+    traces: list[Chart] = []
+    for i in range(half):
+        low, high = columns[i], columns[-1 - i]
+        label = f"{name(quantiles[i])} to {name(quantiles[-1 - i])}"
+        hidden = {"mode": "lines", "line": {"width": 0}, "legendgroup": label}
+        traces += [
+            {**_xy(steps, low), **hidden, "showlegend": False, "hoverinfo": "skip"},
+            {**_xy(steps, high), **hidden, "name": label, "fill": "tonexty",
+             "fillcolor": f"rgba(0,114,178,{0.15 + 0.2 * i / max(1, half - 1):.2f})"},
+        ]  # fmt: skip
+    traces.append(_line(steps, columns[half], _COLOURS[0], name="median"))
+    return _figure(key, traces, "step")
+
+
+def name(quantile: float) -> str:
+    """Return the column of a quantile, as `Session.percentiles` names it."""
+    return f"p{quantile * 100:.10g}"
+
+
+def heat(key: str, table: pa.Table) -> Chart:
+    """Draw the mean of a key (column `avg`) for each (role, rank) and step, slow ranks as bright rows."""
+    who = [f"{role} {rank}" for role, rank in _pairs(table, "role", "rank")]
+    rows = {each: i for i, each in enumerate(_by_rank(table))}
+    steps = {step: i for i, step in enumerate(sorted(set(table["step"].to_pylist())))}
+    grid: list[list[float | None]] = [[None] * len(steps) for _ in rows]
+    for each, step, value in zip(who, table["step"].to_pylist(), table["avg"].to_pylist(), strict=True):
+        grid[rows[each]][steps[step]] = _finite(value)
+    trace = {
+        "type": "heatmap", "x": list(steps), "y": [text(row) for row in rows], "z": grid,
+        "colorscale": "Cividis", "colorbar": {"title": {"text": "seconds"}, "thickness": 12},
+        "hovertemplate": "%{y}, step %{x}: %{z:.4g} s<extra></extra>",
+    }  # fmt: skip
+    chart = _figure(key, [trace], "step")
+    chart["layout"]["height"] = 160 + 22 * len(rows)
+    chart["layout"]["yaxis"] = {**_AXIS, "type": "category", "autorange": "reversed", "showgrid": False}
+    return chart
+
+
+def _by_rank(table: pa.Table) -> list[str]:
+    return [f"{role} {rank}" for role, rank in sorted(set(_pairs(table, "role", "rank")))]
+
+
+def _pairs(table: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
+    return list(zip(*(table[column].to_pylist() for column in columns), strict=True))
+
+
+def _xy(steps: Any, values: Any) -> Chart:
+    return {"type": "scatter", "x": steps.tolist(), "y": [_finite(value) for value in values.tolist()]}
+
+
+def _line(steps: Any, values: Any, colour: str, **more: Any) -> Chart:
+    mode = "lines+markers" if len(steps) < 2 else "lines"  # a line through a single point is invisible
+    return {**_xy(steps, values), "mode": mode, "line": {"color": colour, "width": 1.6}, **more}
+
+
+def _finite(value: float | None) -> float | None:
+    """Return None, which breaks a line, for what has no place on an axis."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mark(step: int) -> Chart:
+    return {
+        "type": "line", "x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"color": "#888888", "width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _figure(key: str, traces: list[Chart], xlabel: str, *, legend: bool = False, **layout: Any) -> Chart:
+    return {
+        "data": traces,
+        "layout": {
+            "title": {"text": text(key), "x": 0, "xref": "paper", "font": {"size": 14}},
+            "font": {"color": _INK, "size": 12},
+            "margin": {"l": 56, "r": 36, "t": 36, "b": 40},
+            "height": 280,
+            "modebar": {"orientation": "v"},  # beside the chart, not across its title
+            "plot_bgcolor": "white",
+            "paper_bgcolor": "white",
+            "colorway": list(_COLOURS),
+            "showlegend": legend,
+            "legend": {"orientation": "h", "y": -0.25},
+            "xaxis": {**_AXIS, "title": {"text": xlabel, "standoff": 6}},
+            "yaxis": dict(_AXIS),
+            **layout,
+        },
+    }
