@@ -134,3 +134,14 @@ def test_a_new_run_on_tensorboard_is_another_directory(ask: Ask, root: Path, tmp
         (row,) = ask(*words, *(["--new-run"] if folder != "tb" else [])).json
         assert (str(tmp_path / folder), STEPS, 0) == (row["target"], row["sent"], row["skipped"])
         assert list((tmp_path / folder).glob("events.out.tfevents.*"))
+
+
+def test_several_runs_are_told(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Each run goes to a directory of its own in the path that was given; one that fails stops none (b4)."""
+    words = ["--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}", "--json", "--keys", "lr"]
+    (tmp_path / "none").mkdir()
+    answer = ask("replay", root / "a", tmp_path / "none", root / "sub" / "b", *words)
+    assert 1 == answer.code
+    assert "none; the other runs are told" in answer.err
+    assert [("a", STEPS), ("b", STEPS)] == [(row["run"], row["sent"]) for row in answer.json]
+    assert {"a", "b"} == {path.name for path in (tmp_path / "tb").iterdir()}
