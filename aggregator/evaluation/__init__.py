@@ -1,4 +1,4 @@
-"""Evaluation: the right moment, the same on all ranks."""
+"""Evaluation: the right moment, the same on all ranks, each sample once. Names load when asked for."""
 
 from __future__ import annotations
 
@@ -6,25 +6,189 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..broadcast import broadcast_tensor_container
+    from .alerts import (
+        Alert,
+        EntropyCollapse,
+        GradientNorm,
+        Monitor,
+        NotFinite,
+        Overfitting,
+        Row,
+        Rule,
+        Straggler,
+        alerts_of,
+        default_rules,
+        scan,
+    )
+    from .batching import BatchSize, adaptive_batch_evaluation
+    from .comparison import Change, changed_samples
+    from .consistency import metrics_of_ranks, validate_distributed_results
+    from .distributed import evaluate_distributed
+    from .drift import (
+        Drift,
+        ValidationSet,
+        kolmogorov_smirnov,
+        measure_drift,
+        population_stability_index,
+        update_validation_set,
+    )
     from .evaluator import EpochStepTimeFreqCtl, Evaluator, EvaluatorConfig
+    from .hard import mined, perturbed, typos
+    from .metrics import (
+        accuracy,
+        avg_at_k,
+        bleu,
+        discounted_reward,
+        explained_variance,
+        maj_at_k,
+        mean_of_stds,
+        metrics_for,
+        pass_at_k,
+        policy_entropy,
+        rouge,
+        sequence_consistency_score,
+        std_of_means,
+        step_validity,
+        token_entropies,
+        value_variance,
+    )
+    from .pace import AdaptiveEvaluator, Pace, advise_schedule
+    from .results import SampleResult, compute_aggregated_metrics, log_evaluation_results
+    from .sampling import number_of, seeded, select
     from .schedule import Position, Progress, Schedule
 
-__all__ = ["EpochStepTimeFreqCtl", "Evaluator", "EvaluatorConfig", "Position", "Progress", "Schedule"]
+__all__ = [
+    "AdaptiveEvaluator",
+    "Alert",
+    "BatchSize",
+    "Change",
+    "Drift",
+    "EntropyCollapse",
+    "EpochStepTimeFreqCtl",
+    "Evaluator",
+    "EvaluatorConfig",
+    "GradientNorm",
+    "Monitor",
+    "NotFinite",
+    "Overfitting",
+    "Pace",
+    "Position",
+    "Progress",
+    "Row",
+    "Rule",
+    "SampleResult",
+    "Schedule",
+    "Straggler",
+    "ValidationSet",
+    "accuracy",
+    "adaptive_batch_evaluation",
+    "advise_schedule",
+    "alerts_of",
+    "avg_at_k",
+    "bleu",
+    "broadcast_tensor_container",
+    "changed_samples",
+    "compute_aggregated_metrics",
+    "default_rules",
+    "discounted_reward",
+    "evaluate_distributed",
+    "explained_variance",
+    "kolmogorov_smirnov",
+    "log_evaluation_results",
+    "maj_at_k",
+    "mean_of_stds",
+    "measure_drift",
+    "metrics_for",
+    "metrics_of_ranks",
+    "mined",
+    "number_of",
+    "pass_at_k",
+    "perturbed",
+    "policy_entropy",
+    "population_stability_index",
+    "rouge",
+    "scan",
+    "seeded",
+    "select",
+    "sequence_consistency_score",
+    "std_of_means",
+    "step_validity",
+    "token_entropies",
+    "typos",
+    "update_validation_set",
+    "validate_distributed_results",
+    "value_variance",
+]
 
 _HOMES = {
-    "EpochStepTimeFreqCtl": "evaluator",
-    "Evaluator": "evaluator",
-    "EvaluatorConfig": "evaluator",
-    "Position": "schedule",
-    "Progress": "schedule",
-    "Schedule": "schedule",
+    "AdaptiveEvaluator": ".pace",
+    "Alert": ".alerts",
+    "BatchSize": ".batching",
+    "Change": ".comparison",
+    "Drift": ".drift",
+    "EntropyCollapse": ".alerts",
+    "EpochStepTimeFreqCtl": ".evaluator",
+    "Evaluator": ".evaluator",
+    "EvaluatorConfig": ".evaluator",
+    "GradientNorm": ".alerts",
+    "Monitor": ".alerts",
+    "NotFinite": ".alerts",
+    "Overfitting": ".alerts",
+    "Pace": ".pace",
+    "Position": ".schedule",
+    "Progress": ".schedule",
+    "Row": ".alerts",
+    "Rule": ".alerts",
+    "SampleResult": ".results",
+    "Schedule": ".schedule",
+    "Straggler": ".alerts",
+    "ValidationSet": ".drift",
+    "accuracy": ".metrics",
+    "adaptive_batch_evaluation": ".batching",
+    "advise_schedule": ".pace",
+    "alerts_of": ".alerts",
+    "avg_at_k": ".metrics",
+    "bleu": ".metrics",
+    "broadcast_tensor_container": "..broadcast",
+    "changed_samples": ".comparison",
+    "compute_aggregated_metrics": ".results",
+    "default_rules": ".alerts",
+    "discounted_reward": ".metrics",
+    "evaluate_distributed": ".distributed",
+    "explained_variance": ".metrics",
+    "kolmogorov_smirnov": ".drift",
+    "log_evaluation_results": ".results",
+    "maj_at_k": ".metrics",
+    "mean_of_stds": ".metrics",
+    "measure_drift": ".drift",
+    "metrics_for": ".metrics",
+    "metrics_of_ranks": ".consistency",
+    "mined": ".hard",
+    "number_of": ".sampling",
+    "pass_at_k": ".metrics",
+    "perturbed": ".hard",
+    "policy_entropy": ".metrics",
+    "population_stability_index": ".drift",
+    "rouge": ".metrics",
+    "scan": ".alerts",
+    "seeded": ".sampling",
+    "select": ".sampling",
+    "sequence_consistency_score": ".metrics",
+    "std_of_means": ".metrics",
+    "step_validity": ".metrics",
+    "token_entropies": ".metrics",
+    "typos": ".hard",
+    "update_validation_set": ".drift",
+    "validate_distributed_results": ".consistency",
+    "value_variance": ".metrics",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(_HOMES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,8 +91,8 @@ class EpochStepTimeFreqCtl:
         """Return rank 0's decision; `together` asks for it where no clock is involved, too."""
         if self.progress.schedule.seconds is None and not together:
             return due
-        group, leads = _place(self.group)
-        return due if group is None else collective.agree(due and leads, group)
+        group, _, at = collective.joined(self.group)
+        return due if group is None else collective.agree(due and at == 0, group)
 
     def reset_time(self) -> None:
         """Count the seconds from now."""
@@ -240,7 +239,8 @@ class Evaluator:
         Only rank 0 looks: it decides for all.
         """
         if self._memory is None:
-            log = eventlog.current() if _place(self.freq_ctl.group)[1] else None
+            leads = collective.joined(self.freq_ctl.group)[2] == 0
+            log = eventlog.current() if leads else None
             steps = self.ft_spec.steps_per_epoch
             self._memory = memory.Memory() if log is None else memory.recall(log, self.name, steps)
         complete = {done: epochs for done, epochs in self._memory.complete.items() if done <= updates}
@@ -260,12 +260,3 @@ def _updates(global_step: int) -> int:
 
 def _get(config: Any, name: str) -> Any:
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-
-
-def _place(group: ProcessGroup | None) -> tuple[ProcessGroup | None, bool]:
-    """Return the group that decides together, None for this process alone, and whether this is its rank 0."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None, True
-    decides = dist.group.WORLD if group is None else group
-    return decides, dist.get_rank(decides) == 0

@@ -94,9 +94,8 @@ class Actor:
         (objective.loss[batch.loss_mask].sum() * dist.get_world_size() / tokens).backward()
         self.policy.average_gradients()
         grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        stats_tracker.scalar(grad_norm=grad_norm, lr=self.scheduler.get_last_lr()[0])
         self.optimizer.step()
-        self._record_update(batch, objective, logp, entropy)
+        self._record_update(batch, objective, logp, entropy, grad_norm)
 
     def _record_batch(self, batch: Batch, kl_rewards: Tensor, advantages: Tensor) -> None:
         correct = batch.reward > 0
@@ -126,7 +125,10 @@ class Actor:
         stats_tracker.stat(incorrect_seq_len=seq_len.float(), denominator="incorrect_n_seqs")
         stats_tracker.scalar(eps_clip=self.config.eps_clip, c_clip=self.config.c_clip, use_dual_clip=1)
 
-    def _record_update(self, batch: Batch, objective: Loss, logp: Tensor, entropy: Tensor) -> None:
+    def _record_update(
+        self, batch: Batch, objective: Loss, logp: Tensor, entropy: Tensor, grad_norm: Tensor
+    ) -> None:
+        stats_tracker.scalar(grad_norm=grad_norm, lr=self.scheduler.get_last_lr()[0])
         stats_tracker.denominator(n_tokens=batch.attention_mask, n_valid_tokens=batch.loss_mask)
         stats_tracker.stat(
             actor_loss=objective.loss,

@@ -24,6 +24,7 @@ from warmup import warm_up
 
 import eventlog
 from aggregator import stats_tracker
+from aggregator.evaluation import Evaluator, EvaluatorConfig
 from replay import StatsLogger
 
 if TYPE_CHECKING:
@@ -52,11 +53,13 @@ class Trainer:
     ) -> None:
         self.config, self.dataset, self.logger, self.controller = config, dataset, logger, controller
         self.actor = Actor(config)
+        schedule = EvaluatorConfig(freq_steps=config.eval_every)
+        self.evaluator = Evaluator(schedule, FinetuneSpec.of(config, dataset))
 
     def train(self) -> None:
         for global_step in range(self.start(), self.config.steps):
-            stats = self.step(global_step)
             epoch, epoch_step = divmod(global_step, self.dataset.steps_per_epoch)
+            stats = self.step(epoch, epoch_step, global_step)
             self.logger.commit(epoch, epoch_step, global_step, stats)
 
     def start(self) -> int:
@@ -70,7 +73,7 @@ class Trainer:
         self.update_weights()
         return first
 
-    def step(self, global_step: int) -> dict[str, float]:
+    def step(self, epoch: int, epoch_step: int, global_step: int) -> dict[str, float]:
         """Take one step; return its metrics: reduced over the ranks, on rank 0 also those of the workers."""
         with stats_tracker.record_timing("rollout"):
             batch = self.rollout(global_step)
@@ -85,9 +88,7 @@ class Trainer:
         if (global_step + 1) % self.config.save_every == 0:
             with stats_tracker.record_timing("save"):
                 self.save(global_step)
-        if (global_step + 1) % self.config.eval_every == 0:
-            with stats_tracker.record_timing("eval"):
-                self.evaluate(global_step)
+        self.evaluator.evaluate(lambda: self.evaluate(global_step), epoch, epoch_step, global_step)
         stats = self.actor.export_stats()
         if self.controller:
             stats.update(self.controller.export_stats())  # rollout/…, after an evaluation also eval-rollout/…
@@ -113,9 +114,10 @@ class Trainer:
         dist.barrier()
 
     def evaluate(self, global_step: int) -> None:
-        if self.controller:
-            self.controller.evaluate(self.dataset.evaluation, global_step)
-        dist.barrier()
+        with stats_tracker.record_timing("eval"):
+            if self.controller:
+                self.controller.evaluate(self.dataset.evaluation, global_step)
+            dist.barrier()
 
 
 def main() -> None:

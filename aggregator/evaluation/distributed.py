@@ -1,0 +1,294 @@
+"""Evaluating together: each sample once, on one rank, and the same results on all of them.
+
+    def score(sample):
+        return {"accuracy": answer(sample["prompt"]) == sample["answer"]}
+
+    results = evaluate_distributed(score, samples, group=dp_group)
+    log_evaluation_results(compute_aggregated_metrics(results))
+
+Nothing is repeated to make ranks equal: a rank may have any number of samples, none too. Whatever fails on a
+rank, or is missing at the end, is an error on all of them: no score is made of half the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from eventlog import errors, workflow_context
+
+from .. import collective
+from .batching import BatchSize, adaptive_batch_evaluation
+from .failure import raise_together, text_of
+from .progress import progress_bar
+from .results import TRACKER, SampleResult, as_result, record_samples
+from .samples import Field, deal, ids_of, tags_of
+from .sampling import number_of, seed_all, seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    Sample = tuple[str, Any]  # with its id
+
+__all__ = ["evaluate_distributed"]
+
+CONCURRENCY: Final = 64
+_MOST_NAMED: Final = 5
+
+
+class _Share(NamedTuple):
+    """What this rank evaluates, and the results of all of it."""
+
+    samples: dict[str, Any]
+    tags: dict[str, dict[str, Any]]
+    rank: int
+
+    def result(self, sample: str, found: Any) -> SampleResult:
+        return as_result(found, sample, self.tags[sample], self.rank)
+
+
+def evaluate_distributed(
+    fn: Callable[[Any], Any],
+    samples: Iterable[Any],
+    group: ProcessGroup | None = None,
+    *,
+    sample_id: Field = "id",
+    tags: Field = "tags",
+    expected: int | None = None,
+    batch_size: int | BatchSize | None = None,
+    max_memory: float = 0.8,
+    concurrency: int = CONCURRENCY,
+    seed: int | None = 0,
+    step: int | None = None,
+    record: bool = True,
+    cleanup: Callable[[], None] | None = None,
+) -> list[SampleResult]:
+    """Return the results of all samples, sorted by id, on every rank of the group; all of them must call it.
+
+    `fn(sample)` returns a number, or numbers and texts by name; None among them is absent. It may be a
+    coroutine function: then at most `concurrency` of them run at a time on each rank. With `batch_size` it
+    takes a list of samples and returns a list, through `adaptive_batch_evaluation`. It runs as an evaluation:
+    `stat_scope()` is "eval-rollout". Without a group the default one evaluates, or, without
+    torch.distributed, this process.
+
+    `samples` is what this rank holds: all of them, or its own part. An id that several ranks hold, or that
+    one holds twice, is evaluated once. `sample_id` and `tags` say where a sample has them. `expected` is how
+    many different ids there must be on all ranks together.
+
+    `seed` seeds everybody's generators before each sample by its id, so that results depend neither on the
+    world size nor on the order (before each batch by its first sample: there they do), and restores them at
+    the end; None leaves them alone. Coroutines should make generators of their own, of `number_of(seed, id)`.
+    `record` writes every result, with id and tags, into the `eval-rollout` tracker on the rank that evaluated
+    it, as of `step` where that is given: its next export has the means. `cleanup` is called on every rank at
+    the end, come what may.
+
+    Raises EvaluationError for samples without an id, DistributedEvaluationError when ids or results are
+    missing, naming both numbers; an error of `fn` is raised as it is on its rank, elsewhere as a PeerError.
+    """
+    acting, members, at = collective.joined(group)
+    with _cleaned_up(cleanup):
+        share = _shared(samples, sample_id, tags, expected, acting, members, at)
+        shown = progress_bar("evaluation", len(share.samples), shown=at == 0)
+        seeds = nullcontext() if seed is None else seeded(seed)
+        with _evaluating(), seeds, shown as tell:
+            if batch_size is not None:
+                own = _batches(fn, share, batch_size, max_memory, seed, acting, tell)
+            else:
+                own = _one_by_one(fn, share, concurrency, seed, tell)
+            results = _gathered(own, share, acting, members)
+    if record:
+        names = sorted({name for result in results for name in result.values})
+        record_samples(
+            [each for each in results if each.rank == share.rank], names, tracker=TRACKER, step=step
+        )
+    return results
+
+
+@contextmanager
+def _cleaned_up(cleanup: Callable[[], None] | None) -> Generator[None]:
+    """Clean up at the end. An error of the clean-up never hides the evaluation's own: it is its context."""
+    try:
+        yield
+    except BaseException as error:
+        if cleanup is not None:
+            try:
+                cleanup()
+            except Exception as second:  # noqa: BLE001 - told with the first
+                error.__context__ = second
+                error.add_note(f"cleaning up failed, too: {text_of(second)}")
+        raise
+    if cleanup is not None:
+        cleanup()
+
+
+@contextmanager
+def _evaluating() -> Generator[None]:
+    """Make what is recorded meanwhile part of the evaluation, not of the training's rollouts."""
+    before = workflow_context.get()
+    workflow_context.set(workflow_context.WorkflowContext(is_eval=True))
+    try:
+        yield
+    finally:
+        workflow_context.set(before)
+
+
+# -- who evaluates what ----------------------------------------------------------------------------
+
+
+def _shared(
+    samples: Iterable[Any],
+    sample_id: Field,
+    tags: Field,
+    expected: int | None,
+    group: ProcessGroup | None,
+    members: Sequence[int],
+    at: int,
+) -> _Share:
+    held: dict[str, Any] = {}
+    named: dict[str, dict[str, Any]] = {}
+    error: Exception | None = None
+    try:
+        held = ids_of(samples, sample_id)
+        named = {each: tags_of(sample, tags) for each, sample in held.items()}
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the peers must hear of it
+        error = exc
+    told: list[tuple[list[str], str | None]] = collective.tell((list(held), text_of(error)), group)
+    raise_together(error, [text for _, text in told], members)
+    dealt = deal([ids for ids, _ in told])
+    count = sum(map(len, dealt))
+    if expected is not None and count != expected:
+        raise errors.DistributedEvaluationError(
+            f"expected {expected} samples with different ids on {len(members)} ranks, got {count}"
+        )
+    return _Share({each: held[each] for each in dealt[at]}, named, members[at])
+
+
+def _gathered(
+    own: tuple[list[SampleResult], Exception | None],
+    share: _Share,
+    group: ProcessGroup | None,
+    members: Sequence[int],
+) -> list[SampleResult]:
+    """Return the results of all ranks; raise on all of them where one failed or a result is missing."""
+    found, error = own
+    told = collective.tell((found, list(share.samples), text_of(error)), group)
+    raise_together(error, [text for *_, text in told], members)
+    wanted = {each for _, ids, _ in told for each in ids}
+    results = {result.id: result for part, *_ in told for result in part}
+    if missing := sorted(wanted - set(results)):
+        named = ", ".join(map(repr, missing[:_MOST_NAMED]))
+        raise errors.DistributedEvaluationError(
+            f"expected results of {len(wanted)} samples, got {len(results)}; missing: {named}"
+        )
+    return [results[each] for each in sorted(results)]
+
+
+# -- evaluating ------------------------------------------------------------------------------------
+
+
+def _one_by_one(
+    fn: Callable[[Any], Any], share: _Share, concurrency: int, seed: int | None, tell: Callable[[int], None]
+) -> tuple[list[SampleResult], Exception | None]:
+    """Evaluate this rank's samples; return what was found, and what stopped it."""
+    found: list[SampleResult] = []
+    try:
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+            _run(_concurrently(fn, share, concurrency, found, tell))
+            return found, None
+        for each, sample in share.samples.items():
+            if seed is not None:
+                seed_all(number_of(seed, each))
+            with _about(each):
+                found.append(share.result(each, fn(sample)))
+            tell(1)
+    except Exception as error:  # noqa: BLE001 - the peers must hear of it, then it is raised
+        return found, error
+    return found, None
+
+
+@contextmanager
+def _about(sample: str) -> Generator[None]:
+    """Say in an error which sample it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while evaluating sample {sample!r}")
+        raise
+
+
+def _run(coroutine: Any) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(coroutine)
+        return
+    coroutine.close()
+    raise errors.EvaluationError(
+        "expected a thread without a running event loop, got one with: "
+        "await asyncio.to_thread(evaluate_distributed, …)"
+    )
+
+
+async def _concurrently(
+    fn: Callable[[Any], Any],
+    share: _Share,
+    concurrency: int,
+    found: list[SampleResult],
+    tell: Callable[[int], None],
+) -> None:
+    """Evaluate with at most `concurrency` coroutines at a time; the first error ends the others."""
+    if concurrency < 1:
+        raise errors.EvaluationError(f"expected a concurrency of 1 or more, got {concurrency}")
+    waiting = iter(share.samples.items())
+
+    async def work(waiting: Iterator[Sample]) -> None:
+        for each, sample in waiting:
+            with _about(each):
+                found.append(share.result(each, await fn(sample)))
+            tell(1)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(concurrency, len(share.samples))):
+                tasks.create_task(work(waiting))
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+
+
+def _batches(
+    fn: Callable[[Any], Any],
+    share: _Share,
+    batch_size: int | BatchSize,
+    max_memory: float,
+    seed: int | None,
+    group: ProcessGroup | None,
+    tell: Callable[[int], None],
+) -> tuple[list[SampleResult], Exception | None]:
+    """Evaluate this rank's samples in batches; errors are agreed on already, and raised."""
+
+    def evaluate(batch: list[Sample]) -> list[SampleResult]:
+        if seed is not None:
+            seed_all(number_of(seed, batch[0][0]))
+        found: Sequence[Any] | Mapping[str, Any] = fn([sample for _, sample in batch])
+        if len(found) != len(batch):
+            raise errors.EvaluationError(f"expected {len(batch)} results, one a sample, got {len(found)}")
+        return [share.result(each, one) for (each, _), one in zip(batch, found, strict=True)]
+
+    evaluate.__module__, evaluate.__qualname__ = getattr(fn, "__module__", ""), _name(fn)
+    done = adaptive_batch_evaluation(
+        evaluate,
+        list(share.samples.items()),
+        max_memory,
+        batch_size=batch_size,
+        group=group,
+        on_batch=tell,
+    )
+    return done, None
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)

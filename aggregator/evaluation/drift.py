@@ -1,0 +1,278 @@
+"""Drift: whether data, or results, are distributed as they were in a reference window.
+
+Two measures. The population stability index over the reference's deciles (or over categories), with shares
+r_i before and c_i now:
+
+    PSI = Σ (c_i - r_i) · ln(c_i / r_i)          under 0.1 none · 0.1 to 0.25 some · above 0.25 much
+
+(Siddiqi 2006, "Credit Risk Scorecards"; a share of 0 counts as half a sample.) Small windows have a PSI above
+0 by chance alone: about (1/n + 1/m) χ² with B-1 degrees of freedom (Yurdakul 2018, "Statistical Properties of
+Population Stability Index"), so it must also exceed the 99th percentile of that. And the test of Kolmogorov
+and Smirnov for numbers, by scipy: the greatest distance between the two distribution functions, and its
+p-value, which is told but decides nothing: with many samples it sees differences that matter to nobody.
+
+Both look at values, not at their order: the same values in another order are no drift.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from eventlog import errors
+
+from .. import collective
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.distributed import ProcessGroup
+
+    Floats = NDArray[np.float64]
+
+__all__ = [
+    "Drift",
+    "ValidationSet",
+    "describe",
+    "kolmogorov_smirnov",
+    "measure_drift",
+    "population_stability_index",
+    "update_validation_set",
+]
+
+THRESHOLD: Final = 0.1
+BINS: Final = 10
+_EXACT: Final = 10_000  # pairs up to which the p-value is exact
+_Z99: Final = 2.3263478740408408  # 99th percentile of the normal distribution
+Window = Sequence[float] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far a window is from its reference: `psi`, what chance alone would reach, and KS (numbers only)."""
+
+    psi: float
+    by_chance: float
+    drifted: bool
+    ks: float | None = None
+    p_value: float | None = None
+
+
+def measure_drift(reference: Window, current: Window, threshold: float = THRESHOLD) -> Drift:
+    """Return the drift of numbers, or of categories (texts), between two windows.
+
+    `drifted`: the PSI is above `threshold` and above what chance alone reaches. NaN is a category of its own.
+    Numbers need the extra `eval` (scipy).
+    """
+    before, now = _window(reference), _window(current)
+    if isinstance(before, np.ndarray) != isinstance(now, np.ndarray):
+        raise errors.EvaluationError("expected two windows of numbers or two of texts, got one of each")
+    if not len(before) or not len(now):
+        raise errors.EvaluationError(f"expected two windows with values, got {len(before)} and {len(now)}")
+    psi, bins = _psi(before, now)
+    by_chance = _by_chance(len(before), len(now), bins)
+    ks, p_value = None, None
+    if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
+        ks, p_value = kolmogorov_smirnov(before, now)
+    return Drift(psi, by_chance, bool(psi > threshold and psi > by_chance), ks, p_value)
+
+
+def population_stability_index(reference: Window, current: Window) -> float:
+    """Return the PSI between two windows of numbers or of texts; see the module."""
+    return _psi(_window(reference), _window(current))[0]
+
+
+def kolmogorov_smirnov(reference: Any, current: Any) -> tuple[float | None, float | None]:
+    """Return the two-sample KS statistic and its p-value, by scipy, over what is no NaN; None of nothing."""
+    try:
+        stats = importlib.import_module("scipy.stats")
+    except ImportError as error:
+        raise errors.DependencyError(
+            "expected the package scipy for drift of numbers, got none; pip install 'areal-metrics[eval]'"
+        ) from error
+    before, now = (np.asarray(each, np.float64) for each in (reference, current))
+    before, now = before[~np.isnan(before)], now[~np.isnan(now)]
+    if not len(before) or not len(now):
+        return None, None
+    found = stats.ks_2samp(before, now, method="exact" if len(before) * len(now) <= _EXACT else "asymp")
+    return float(found.statistic), float(found.pvalue)
+
+
+def _window(values: Iterable[Any]) -> Floats | list[str]:
+    listed = list(values)
+    if all(isinstance(value, str) for value in listed) and listed:
+        return listed
+    try:
+        return np.array(listed, np.float64)
+    except (TypeError, ValueError):
+        raise errors.EvaluationError("expected numbers only, or texts only, in a window") from None
+
+
+def _psi(reference: Floats | list[str], current: Floats | list[str]) -> tuple[float, int]:
+    """Return the PSI, and over how many bins."""
+    before, now = _binned(reference, current)
+    bins = sorted(set(before) | set(now))
+    n, m = sum(before.values()), sum(now.values())
+    psi = 0.0
+    for each in bins:
+        r, c = max(before[each], 0.5) / n, max(now[each], 0.5) / m
+        psi += (c - r) * math.log(c / r)
+    return psi, len(bins)
+
+
+def _binned(reference: Any, current: Any) -> tuple[Counter[Any], Counter[Any]]:
+    if not isinstance(reference, np.ndarray):
+        return Counter(reference), Counter(current)
+    finite = reference[~np.isnan(reference)]
+    edges = (
+        np.unique(np.quantile(finite, np.linspace(0, 1, BINS + 1)[1:-1], method="lower"))
+        if len(finite)
+        else []
+    )
+    return Counter(_bins(reference, edges)), Counter(_bins(current, edges))
+
+
+def _bins(values: Floats, edges: Any) -> list[int]:
+    """Return the number of each value's bin, -1 for NaN. A value on an edge belongs below it."""
+    found = np.searchsorted(edges, values, side="left")
+    return np.where(np.isnan(values), -1, found).tolist()
+
+
+def _by_chance(n: int, m: int, bins: int) -> float:
+    """Return what the PSI of two windows of one distribution stays under, 99 times in 100."""
+    k = bins - 1
+    if k < 1:
+        return 0.0
+    chi2 = k * (1 - 2 / (9 * k) + _Z99 * math.sqrt(2 / (9 * k))) ** 3  # Wilson & Hilferty 1931
+    return (1 / n + 1 / m) * chi2
+
+
+# -- the validation set ----------------------------------------------------------------------------
+
+
+def describe(sample: Any) -> dict[str, float | str]:
+    """Return what of a sample can drift: a number itself, a text's length, of a mapping each item's so.
+
+    Ids are left out; the tags of a mapping are categories.
+    """
+    if isinstance(sample, bool | int | float):
+        return {"value": float(sample)}
+    if isinstance(sample, str):
+        return {"length": float(len(sample))}
+    if not isinstance(sample, Mapping):
+        return {}
+    found: dict[str, float | str] = {}
+    for name, value in sample.items():
+        if name == "tags" and isinstance(value, Mapping):
+            found |= {f"tags/{tag}": str(each) for tag, each in value.items()}
+        elif name not in ("id", "sample_id"):
+            found |= {f"{name}/{part}": each for part, each in describe(value).items()}
+    return found
+
+
+@dataclass(slots=True)
+class ValidationSet:
+    """A validation set with the window it is compared to; `update` returns what to evaluate from now on.
+
+    Attributes: `loader`; `drift`, the last measurement by feature; `stalled`, whether training improved while
+    evaluation did not; `reason`, why it was refreshed last; `scores`, those of the last epochs.
+    """
+
+    loader: Iterable[Any]
+    refresh: Callable[[str], Iterable[Any]]
+    drift_threshold: float = THRESHOLD
+    every: int = 5
+    features: Callable[[Any], Mapping[str, float | str]] = describe
+    patience: int = 3
+    group: ProcessGroup | None = None
+    drift: dict[str, Drift] = field(default_factory=dict[str, Drift])
+    stalled: bool = False
+    reason: str | None = None
+    scores: list[tuple[float, float]] = field(default_factory=list["tuple[float, float]"])
+
+    def update(
+        self,
+        current: Iterable[Any],
+        epoch: int,
+        *,
+        training: float | None = None,
+        evaluation: float | None = None,
+    ) -> Iterable[Any]:
+        """Compare the samples that training sees now with the validation set; refresh it where they drifted.
+
+        At epochs that are multiples of `every` only. `training` and `evaluation` are the two scores (higher
+        is better) of the epoch, given at every epoch: where the first rose over each of the last `patience`
+        epochs and the second over none, the set is refreshed too. All ranks of the group (None: the default
+        one) call it together; each may see a part, and any rank's drift is everybody's.
+        """
+        if training is not None and evaluation is not None:
+            self.scores = [*self.scores, (training, evaluation)][-self.patience - 1 :]
+        self.stalled = _stalled(self.scores, self.patience)
+        self.drift = self._measured(current) if epoch % self.every == 0 else {}
+        names = sorted(name for name, each in self.drift.items() if each.drifted)
+        reasons = [f"drift of {', '.join(names)}"] if names else []
+        reasons += ["training improves, evaluation stalls"] if self.stalled else []
+        acting = collective.joined(self.group)[0]
+        told = [each for each in collective.tell("; ".join(reasons), acting) if each]
+        if told:
+            self.reason, self.scores = told[0], []
+            self.loader = self.refresh(told[0])
+        return self.loader
+
+    def _measured(self, current: Iterable[Any]) -> dict[str, Drift]:
+        before, now = _columns(self.loader, self.features), _columns(current, self.features)
+        return {
+            name: measure_drift(before[name], now[name], self.drift_threshold)
+            for name in sorted(before.keys() & now.keys())
+        }
+
+
+def _columns(
+    samples: Iterable[Any], features: Callable[[Any], Mapping[str, float | str]]
+) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for sample in samples:
+        for name, value in features(sample).items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _stalled(scores: Sequence[tuple[float, float]], patience: int) -> bool:
+    if len(scores) <= patience:
+        return False
+    steps = list(pairwise(scores))
+    return all(now[0] > before[0] for before, now in steps) and not any(
+        now[1] > before[1] for before, now in steps
+    )
+
+
+def update_validation_set(
+    loader: Iterable[Any],
+    drift_threshold: float = THRESHOLD,
+    *,
+    reference: Iterable[Any],
+    refresh: Callable[[str], Iterable[Any]],
+    epoch: int = 0,
+    every: int = 5,
+    features: Callable[[Any], Mapping[str, float | str]] = describe,
+    scores: Sequence[tuple[float, float]] = (),
+    patience: int = 3,
+    group: ProcessGroup | None = None,
+) -> Iterable[Any]:
+    """Return the validation set to go on with: `loader`, or where it is out of date `refresh(reason)`.
+
+    `reference` are the samples that training sees now. It is out of date where a feature's distribution
+    differs from the reference's (PSI above `drift_threshold` and above chance), looked at every `every`
+    epochs, or where over the last `patience` of `scores` (training, evaluation; higher is better) training
+    improved each time and evaluation never. All ranks of the group call it together and refresh together.
+    `ValidationSet` does the same and remembers the scores.
+    """
+    held = ValidationSet(loader, refresh, drift_threshold, every, features, patience, group)
+    held.scores = list(scores)[-patience - 1 :]
+    return held.update(reference, epoch)

@@ -1,0 +1,337 @@
+"""The metrics of an evaluation, as pure functions; None where there is nothing to say.
+
+    generation   bleu, rouge, sequence_consistency_score
+    reasoning    accuracy, step_validity, pass_at_k, avg_at_k, maj_at_k, mean_of_stds, std_of_means
+    RL           discounted_reward, policy_entropy, value_variance, explained_variance
+
+`metrics_for(task)` returns those that belong to a task. Where arrays are taken, tensors on any device and
+numpy arrays are: sums are in float64, chunk by chunk where the input is long. How to read them: entropy early
+(it shows whether the policy still explores), the consistency of sequences late (it shows what fluency costs).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from eventlog import errors, moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+__all__ = [
+    "accuracy",
+    "avg_at_k",
+    "bleu",
+    "discounted_reward",
+    "explained_variance",
+    "maj_at_k",
+    "mean_of_stds",
+    "metrics_for",
+    "pass_at_k",
+    "policy_entropy",
+    "rouge",
+    "sequence_consistency_score",
+    "std_of_means",
+    "step_validity",
+    "token_entropies",
+    "value_variance",
+]
+
+_CHUNK: Final = 1 << 20  # numbers in float64 at a time: 8 MiB
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def accuracy(predictions: Iterable[Any], references: Iterable[Any]) -> float | None:
+    """Return the share of predictions that equal their reference: (1/N) Σ [p_i = r_i].
+
+    Raises an EvaluationError when there are more of one than of the other.
+    """
+    given, wanted = list(predictions), list(references)
+    if len(given) != len(wanted):
+        raise errors.EvaluationError(f"expected {len(wanted)} predictions, one a reference, got {len(given)}")
+    return _mean([bool(p == r) for p, r in zip(given, wanted, strict=True)])
+
+
+def step_validity(
+    steps: Iterable[Any], check: Callable[[Any, list[Any]], bool] | None = None
+) -> float | None:
+    """Return the share of reasoning steps that are valid: (1/T) Σ [step t is valid given the steps before].
+
+    `check(step, before)` judges a step; without it `steps` are the judgements.
+    """
+    before: list[Any] = []
+    valid: list[bool] = []
+    for step in steps:
+        valid.append(bool(step if check is None else check(step, before)))
+        before.append(step)
+    return _mean(valid)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float | None:
+    """Return the chance that at least one of k of n attempts, of which c are right, is right; None if k > n.
+
+    1 - C(n-c, k) / C(n, k), unbiased, as the product 1 - Π_{i=n-c+1}^{n} (1 - k/i), which neither overflows
+    nor cancels (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374).
+    Drawing k attempts with replacement would give less.
+    """
+    if not 0 <= c <= n or k < 1:
+        raise errors.EvaluationError(f"expected 0 <= c <= n and k >= 1, got n={n}, c={c}, k={k}")
+    if k > n:
+        return None
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def avg_at_k(scores: Sequence[float], k: int | None = None) -> float | None:
+    """Return the mean score of the first k attempts (or of all): (1/k) Σ s_i; None if there are fewer."""
+    if k is not None and k > len(scores):
+        return None
+    return _mean(scores[:k])
+
+
+def maj_at_k(answers: Sequence[Hashable], reference: Hashable, k: int | None = None) -> float | None:
+    """Return whether the answer given most often in the first k attempts is right; None if there are fewer.
+
+    Answers that tie share the vote: 1/m where the right one is one of m that were given most often, which is
+    what drawing among them comes to (Wang et al. 2022, "Self-Consistency", arXiv:2203.11171).
+    """
+    if not answers or (k is not None and k > len(answers)):
+        return None
+    votes = Counter(answers[:k])
+    most = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most]
+    return 1.0 / len(winners) if reference in winners else 0.0
+
+
+def mean_of_stds(scores: Sequence[Sequence[float]]) -> float | None:
+    """Return how far attempts at one prompt are apart: the mean over prompts of their deviation.
+
+    (1/P) Σ_p sqrt((1/K) Σ_k (s_pk - s̄_p)²), `scores` prompts by attempts. Not `std_of_means`, though both
+    have been called "std@k".
+    """
+    return _mean([float(np.std(np.asarray(row, np.float64))) for row in scores if len(row)])
+
+
+def std_of_means(scores: Sequence[Sequence[float]]) -> float | None:
+    """Return how far whole runs of the prompts are apart: the deviation, over attempts, of their mean scores.
+
+    sqrt((1/K) Σ_k (s̄_k - s̄)²), `scores` prompts by attempts; None without any. Raises an EvaluationError
+    when prompts have different numbers of attempts. Not `mean_of_stds`, though both have been called "std@k".
+    """
+    if len({len(row) for row in scores}) > 1:
+        lengths = sorted({len(row) for row in scores})
+        raise errors.EvaluationError(f"expected as many attempts of every prompt, got {lengths}")
+    table = np.asarray(scores, np.float64)
+    return float(np.std(table.mean(axis=0))) if table.size else None
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]) -> float | None:
+    """Return corpus BLEU, 0 to 100: brevity penalty · exp(¼ Σ log p_n), n = 1 … 4.
+
+    By sacrebleu with its defaults (Papineni et al. 2002; Post 2018, arXiv:1804.08771), over the corpus: not
+    the mean of sentences. `references` has one or several per hypothesis. Needs the extra `eval`.
+    """
+    texts = _paired(hypotheses, references)
+    if not texts:
+        return None
+    sacrebleu = _library("sacrebleu")
+    most = max(len(wanted) for _, wanted in texts)
+    streams = [[wanted[i] if i < len(wanted) else None for _, wanted in texts] for i in range(most)]
+    return float(sacrebleu.corpus_bleu([text for text, _ in texts], streams).score)
+
+
+def rouge(
+    hypotheses: Sequence[str],
+    references: Sequence[str | Sequence[str]],
+    kinds: Sequence[str] = ("rouge1", "rouge2", "rougeL"),
+) -> dict[str, float]:
+    """Return the mean F1 of each kind of ROUGE, 0 to 1, of several references the best; {} without texts.
+
+    By rouge-score with stemming (Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"). Needs
+    the extra `eval`.
+    """
+    texts = _paired(hypotheses, references)
+    if not texts:
+        return {}
+    scorer = _library("rouge_score.rouge_scorer").RougeScorer(list(kinds), use_stemmer=True)
+    scores = [[scorer.score(each, text) for each in wanted] for text, wanted in texts]
+    best = {kind: [max(score[kind].fmeasure for score in found) for found in scores] for kind in kinds}
+    return {kind: float(np.mean(found)) for kind, found in best.items()}
+
+
+def _paired(
+    hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]
+) -> list[tuple[str, list[str]]]:
+    if len(hypotheses) != len(references):
+        raise errors.EvaluationError(
+            f"expected a reference for each of {len(hypotheses)} hypotheses, got {len(references)}"
+        )
+    wanted = [[each] if isinstance(each, str) else list(each) for each in references]
+    if empty := [i for i, each in enumerate(wanted) if not each]:
+        raise errors.EvaluationError(
+            f"expected a reference for each hypothesis, got none: references[{empty[0]}]"
+        )
+    return list(zip(hypotheses, wanted, strict=True))
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0].replace("_", "-")
+        raise errors.DependencyError(
+            f"expected the package {package} for this metric, got none; pip install 'areal-metrics[eval]'"
+        ) from error
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+def discounted_reward(rewards: Iterable[float], gamma: float = 1.0) -> float:
+    """Return Σ_{t=1}^{T} gamma^(t-1) r_t of one episode (Sutton & Barto 2018, eq. 3.8); 0 of none."""
+    total = 0.0
+    for reward in reversed(list(rewards)):  # Horner's scheme
+        total = float(reward) + gamma * total
+    return total
+
+
+def sequence_consistency_score(states: Any) -> float | None:
+    """Return 1/(N-1) Σ cos(v_i, v_{i+1}) over the hidden states of N tokens; None of fewer than two.
+
+    `states` has shape (N, D), or is an iterable of such blocks in order, for sequences that are never in
+    memory as a whole. A vector of zeros has no direction: its cosines count as 0. Works through 8 MiB at a
+    time.
+    """
+    total, pairs = 0.0, 0
+    last: Floats | None = None
+    for block in _blocks(states):
+        lengths = np.linalg.norm(block, axis=1, keepdims=True)
+        units = np.divide(block, lengths, out=np.zeros_like(block), where=lengths > 0)
+        units[np.isnan(lengths[:, 0])] = np.nan
+        chain = units if last is None else np.concatenate([last, units])
+        total += float(np.einsum("ij,ij->", chain[:-1], chain[1:]))
+        pairs += len(chain) - 1
+        last = units[-1:].copy()
+    return total / pairs if pairs else None
+
+
+def _blocks(states: Any) -> Iterator[Floats]:
+    """Yield blocks of rows of at most about `_CHUNK` numbers, never empty, in float64 on the host."""
+    for part in [states] if hasattr(states, "shape") else states:
+        if len(part.shape) != 2:
+            raise errors.EvaluationError(
+                f"expected hidden states (tokens, width), got shape {tuple(part.shape)}"
+            )
+        rows = max(1, _CHUNK // max(1, part.shape[1]))
+        for first in range(0, part.shape[0], rows):
+            yield _host(part[first : first + rows])
+
+
+# -- policy and value ------------------------------------------------------------------------------
+
+
+def token_entropies(logits: Any, mask: Any = None) -> Floats:
+    """Return -Σ π log π in nats for every token that `mask` selects (or for all), in order, on the host.
+
+    `logits` has shape (…, vocabulary), `mask` (…). With z = x - max x it is log Σ e^z - Σ π z: stable for
+    logits of any size, and right where some are -inf. In float64 on the device the logits lie on, 8 MiB at a
+    time (float32 where the device has no float64).
+    """
+    rows = logits.detach() if hasattr(logits, "detach") else np.asarray(logits)
+    shape = tuple(rows.shape)
+    rows = rows.reshape(-1, shape[-1])
+    if mask is not None:
+        if tuple(mask.shape) != shape[:-1]:
+            raise errors.EvaluationError(f"expected a mask of shape {shape[:-1]}, got {tuple(mask.shape)}")
+        rows = rows[mask.reshape(-1)]
+    step = max(1, _CHUNK // max(1, shape[-1]))
+    entropies = [_entropies(rows[first : first + step]) for first in range(0, rows.shape[0], step)]
+    return np.concatenate(entropies) if entropies else np.empty(0)
+
+
+def _entropies(rows: Any) -> Floats:
+    least = np.finfo(np.float32).min  # stands for -inf, whose probability is 0: 0 · -inf would be NaN
+    if isinstance(rows, np.ndarray):
+        x = rows.astype(np.float64)
+        z = np.maximum(x - x.max(axis=-1, keepdims=True), least)
+        weights = np.exp(z)
+        total = weights.sum(axis=-1)
+        return np.log(total) - (weights * z).sum(axis=-1) / total
+    x = rows.float() if rows.device.type == "mps" else rows.double()
+    z = (x - x.amax(dim=-1, keepdim=True)).clamp(min=float(least))
+    weights = z.exp()
+    total = weights.sum(dim=-1)
+    return _host(total.log() - (weights * z).sum(dim=-1) / total)
+
+
+def policy_entropy(logits: Any, mask: Any = None) -> float | None:
+    """Return the mean of `token_entropies`, in nats (Shannon 1948); None when no token is selected."""
+    return _mean(token_entropies(logits, mask))
+
+
+def value_variance(values: Any, mask: Any = None) -> float | None:
+    """Return the variance of the selected values, (1/N) Σ (V_i - mean V)²; None when there is none."""
+    selected = _selected(values, mask)
+    return float(selected.var()) if len(selected) else None
+
+
+def explained_variance(values: Any, returns: Any, mask: Any = None) -> float | None:
+    """Return 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one, below it for a worse one.
+
+    As OpenAI Baselines define it; None where the returns do not vary.
+    """
+    predicted, observed = _selected(values, mask), _selected(returns, mask)
+    if len(predicted) != len(observed):
+        raise errors.EvaluationError(f"expected {len(observed)} values, one a return, got {len(predicted)}")
+    spread = observed.var() if len(observed) else 0.0
+    return None if spread == 0 else float(1.0 - (observed - predicted).var() / spread)
+
+
+def _selected(array: Any, mask: Any) -> Floats:
+    flat = _host(array).reshape(-1)
+    return flat if mask is None else flat[_host(mask).reshape(-1).astype(np.bool_)]
+
+
+def _host(array: Any) -> Floats:
+    """Return an array or tensor in float64, for numpy."""
+    if hasattr(array, "detach"):
+        array = array.detach()
+        array = array.cpu().double() if array.device.type == "mps" else array.double().cpu()
+        return array.numpy()
+    return np.asarray(array, np.float64)
+
+
+def _mean(values: Any) -> float | None:
+    return moments.mean(moments.of(np.asarray(values, np.float64)))
+
+
+# -- which metrics a task has ----------------------------------------------------------------------
+
+_TASKS: Final[Mapping[str, tuple[Callable[..., Any], ...]]] = {
+    "generation": (bleu, rouge, sequence_consistency_score),
+    "reasoning": (accuracy, step_validity),
+    "rl": (discounted_reward, policy_entropy, value_variance),
+}
+
+
+def metrics_for(task: str) -> dict[str, Callable[..., Any]]:
+    """Return the metrics of a task by name: "generation", "reasoning" or "rl"; an EvaluationError else."""
+    if task.lower() not in _TASKS:
+        raise errors.EvaluationError(f"expected a task ({', '.join(_TASKS)}), got {task!r}")
+    return {metric.__name__: metric for metric in _TASKS[task.lower()]}

@@ -1,0 +1,143 @@
+"""What an evaluation found, sample by sample; its metrics; and how they get into the log and the export.
+
+results = evaluate_distributed(score, samples)
+metrics = compute_aggregated_metrics(results, by=("modality",))
+log_evaluation_results(metrics)
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from eventlog import Spread, errors, moments
+
+from .. import stats_tracker
+from .samples import id_of
+
+__all__ = [
+    "SampleResult",
+    "as_result",
+    "compute_aggregated_metrics",
+    "log_evaluation_results",
+    "record_samples",
+]
+
+TRACKER = "eval-rollout"
+N_SAMPLES = "n_samples"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What was found for one sample: numbers and texts by name, its tags, and the rank that evaluated it."""
+
+    id: str
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    tags: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rank: int = 0
+
+
+def as_result(found: Any, sample: str, tags: Mapping[str, Any], rank: int) -> SampleResult:
+    """Return what a function returned for a sample: one number (its "score"), or numbers and texts by name.
+
+    None among the values is absent. An EvaluationError for anything else.
+    """
+    named = found if isinstance(found, Mapping) else {"score": found}
+    values: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for name, value in named.items():
+        if isinstance(value, str):
+            texts[name] = value
+        elif value is not None:
+            values[name] = _number(value, name, sample)
+    if found is None or (not isinstance(found, Mapping) and texts):
+        raise errors.EvaluationError(
+            f"expected a number, or numbers and texts by name, for sample {sample!r}, got {found!r:.80}"
+        )
+    return SampleResult(sample, values, texts, tags, rank)
+
+
+def _number(value: Any, name: str, sample: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        got = f"{type(value).__name__} {value!r:.80}"
+        raise errors.EvaluationError(
+            f"expected a number or a text for {name!r} of sample {sample!r}, got {got}"
+        ) from None
+
+
+def compute_aggregated_metrics(
+    results: Iterable[SampleResult | Mapping[str, Any]], by: Sequence[str] = ()
+) -> dict[str, float]:
+    """Return the mean of every value over the samples that have it, each id once, and `n_samples`.
+
+    `by` names tags: for each of their values the same comes under `tag/value/`, as `modality/text/accuracy`.
+    The order of the results does not matter to the last bit, of repeated ids the first counts. Results may
+    also be mappings with an "id" (or "sample_id") and numbers; an EvaluationError for one without.
+    """
+    unique: dict[str, SampleResult] = {}
+    for each in results:
+        result = each if isinstance(each, SampleResult) else _read(each)
+        unique.setdefault(result.id, result)
+    ordered = [unique[each] for each in sorted(unique)]
+    metrics = _means(ordered)
+    for tag in by:
+        slices: dict[str, list[SampleResult]] = defaultdict(list)
+        for result in ordered:
+            if tag in result.tags:
+                slices[str(result.tags[tag])].append(result)
+        for value in sorted(slices):
+            metrics |= {f"{tag}/{value}/{name}": number for name, number in _means(slices[value]).items()}
+    return metrics
+
+
+def _read(row: Mapping[str, Any]) -> SampleResult:
+    key = "sample_id" if "sample_id" in row else "id"
+    sample = id_of(row, key)
+    tags = row.get("tags") or {}
+    named = {name: value for name, value in row.items() if name not in (key, "tags", "rank")}
+    return as_result(named, sample, tags, row.get("rank", 0))
+
+
+def _means(results: Sequence[SampleResult]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for result in results:
+        for name, value in result.values.items():
+            values.setdefault(name, []).append(value)
+    means = {name: moments.mean(moments.of(np.array(values[name], np.float64))) for name in sorted(values)}
+    return {N_SAMPLES: len(results), **{name: mean for name, mean in means.items() if mean is not None}}
+
+
+def log_evaluation_results(metrics: Mapping[str, float], *, tracker: str = TRACKER) -> None:
+    """Record metrics in the `eval-rollout` tracker, for the next export; all its ranks call it alike.
+
+    They are the whole evaluation's: every rank has the same numbers, which the export checks, and does not
+    count again. What `evaluate_distributed` recorded sample by sample since the last export stands as it is.
+    """
+    chosen = stats_tracker.get(tracker)
+    fresh = {name: value for name, value in metrics.items() if not chosen.recorder.sampled(name)}
+    chosen.declare(*fresh, spread=Spread.REPLICATED.value)
+    chosen.recorder.scalar(fresh)
+
+
+def record_samples(
+    own: Sequence[SampleResult], names: Iterable[str], *, tracker: str = TRACKER, step: int | None = None
+) -> None:
+    """Record this rank's results, each with its id and tags; `names` are those of all ranks."""
+    recorder = stats_tracker.get(tracker).recorder
+    groups: dict[str, list[SampleResult]] = {"{}": []}
+    for result in own:
+        groups.setdefault(json.dumps(dict(result.tags), sort_keys=True), []).append(result)
+    recorder.declare(names, Spread.SHARDS)
+    for name in names:
+        for results in groups.values():
+            values = {each.id: each.values[name] for each in results if name in each.values}
+            if values or not results:
+                recorder.samples(name, values, tags=results[0].tags if results else None, step=step)
