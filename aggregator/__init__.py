@@ -13,24 +13,35 @@ from eventlog import workflow_context
 if TYPE_CHECKING:
     from . import areal, evaluation, stats_tracker
     from .merge import Export, merge_worker_stats
-    from .offline.session import Session, open_run
+    from .offline.compact import Compaction, compact
+    from .offline.session import Session, labels, open_run
 
 __all__ = [
+    "Compaction",
     "Export",
     "Session",
     "areal",
+    "compact",
     "evaluation",
+    "labels",
+    "merge_runs",
     "merge_worker_stats",
     "open_run",
     "stats_tracker",
+    "strict_json",
     "workflow_context",
 ]
 
 _HOMES = {
+    "Compaction": "offline.compact",
     "Export": "merge",
     "Session": "offline.session",
+    "compact": "offline.compact",
+    "labels": "offline.session",
+    "merge_runs": "offline.union",
     "merge_worker_stats": "merge",
     "open_run": "offline.session",
+    "strict_json": "offline.strict",
 }
 
 

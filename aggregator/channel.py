@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from eventlog import errors, moments
+from eventlog import errors, histogram, moments
 
 from . import plan, wire
 from .naming import Columns, names
@@ -100,11 +100,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What a round brought: all heads, and the moments, still to be reduced (rows, unequal positions)."""
+    """What a round brought: all heads, and what is still to be reduced.
+
+    `pool` gives the moments and the unequal positions, `count` the histograms.
+    """
 
     heads: Ints
     who: tuple[str, ...]
     pool: Callable[[], tuple[Ints, Ints]]
+    count: Callable[[], Ints]
 
     def most(self, word: int) -> int:
         return int(self.heads[:, word].max())
@@ -125,7 +129,7 @@ class Channel:
         self._lock = threading.Lock()
         self._install(plan.Layout(), np.zeros(0, np.int64))
 
-    def export(self, request: Request, load: plan.Load, rows: Ints) -> Outcome:
+    def export(self, request: Request, load: plan.Load, rows: Ints, counts: Ints | None = None) -> Outcome:
         """Take part in one export of the group; raises nothing but interrupts."""
         with self._lock:
             if self._closed is not None:
@@ -133,16 +137,16 @@ class Channel:
                 return Outcome(self.members, None, request.attempt, None, error)
             self._number += 1
             self._attempt = request.attempt
-            columns, error = self._guarded(request, load, rows)
+            columns, error = self._guarded(request, load, rows, counts)
             export_id = None if self._uid is None else f"{self._uid}:{self._number}"
             return Outcome(self.members, export_id, self._attempt, columns, error)
 
     def _guarded(
-        self, request: Request, load: plan.Load, rows: Ints
+        self, request: Request, load: plan.Load, rows: Ints, counts: Ints | None
     ) -> tuple[Columns | None, BaseException | None]:
         take_part = self._alone if len(self.members) == 1 else self._together
         try:
-            return take_part(request, load, rows), None
+            return take_part(request, load, rows, counts), None
         except errors.ReductionError as exc:  # every rank knows, and stands where this one stands
             return None, exc
         except BaseException as exc:
@@ -153,19 +157,21 @@ class Channel:
             error.__cause__ = exc
             return None, error
 
-    def _alone(self, request: Request, load: plan.Load, rows: Ints) -> Columns:
+    def _alone(self, request: Request, load: plan.Load, rows: Ints, counts: Ints | None) -> Columns:
         """Answer for a group of one, which has nobody to ask."""
         self._name([(request.session, self._ordinal)])
-        return Columns(load.names, load.of(rows).copy())
+        return Columns(load.names, load.of(rows).copy(), load.counts_of(counts))
 
-    def _together(self, request: Request, load: plan.Load, rows: Ints) -> Columns | None:
+    def _together(self, request: Request, load: plan.Load, rows: Ints, counts: Ints | None) -> Columns | None:
         at = self._place(load)
         misfit = at is None or self._uid is None
+        self._fill(load, None if misfit else at, counts)
         reply = self._round(request, None if misfit else at, load.of(rows), misfit=misfit)
         if reply.most(wire.FAILED):
             raise self._failure(request.problem)
         if reply.most(wire.MISFIT):
             self._exchange(request, load)
+            self._fill(load, self._place(load), counts)
             reply = self._round(request, self._place(load), load.of(rows), misfit=False)
         reduced, unequal = reply.pool()
         if len(unequal):
@@ -173,12 +179,22 @@ class Channel:
         if request.full:
             held = reduced[:, moments.PRESENT] > 0
             self._idle[self._layout.positions] = np.where(held, 0, self._idle[self._layout.positions] + 1)
-        return Columns(self._names, reduced if self._seen is None else reduced[self._seen])
+        counted = reply.count()[self._seen_counts] if len(self._seen_counts) else None
+        return Columns(self._names, reduced if self._seen is None else reduced[self._seen], counted)
 
     def _place(self, load: plan.Load) -> Ints | None:
         if load not in self._fits:
             self._fits[load] = self._layout.place(load)
         return self._fits[load]
+
+    def _fill(self, load: plan.Load, at: Ints | None, counts: Ints | None) -> None:
+        """Put what this rank has counted into the histograms of the next round."""
+        if not len(self._counts):
+            return
+        self._counts[:] = 0
+        own = load.counts_of(counts)
+        if at is not None and own is not None:
+            self._counts[self._layout.place_counts(load, at)] = own
 
     def _round(self, request: Request, at: Ints | None, rows: Ints, *, misfit: bool) -> _Reply:
         """Send what this rank has, in the layout all ranks have, and receive what all have."""
@@ -196,7 +212,8 @@ class Channel:
         )
         if at is not None:
             wire.body(self._vector)[at] = rows
-        gathers = len(self.members) * self._vector.nbytes <= wire.GATHER_BYTES
+        size = self._vector.nbytes + self._counts.nbytes
+        gathers = len(self.members) * size <= wire.GATHER_BYTES
         reply = self._gather() if gathers else self._sum()
         if (text := wire.disagreement(reply.heads, reply.who)) is not None:
             self._close(f"expected all ranks at the same export, got {text} (here: {request.operation})")
@@ -205,14 +222,24 @@ class Channel:
         return reply
 
     def _gather(self) -> _Reply:
-        layout, vectors = self._layout, self._link.gather(self._vector)
-        return _Reply(vectors[:, : wire.HEAD], self._ranks, lambda: layout.pool(wire.body(vectors)))
+        layout, size = self._layout, len(self._vector)
+        received = self._link.gather(wire.joined(self._vector, self._counts))
+        vectors, rest = received[:, :size], received[:, size:]
+
+        def count() -> Ints:
+            holders = wire.body(vectors)[:, :, moments.PRESENT].sum(axis=0)
+            counts = rest.reshape(len(rest), -1, histogram.BUCKETS)
+            return layout.count_once(histogram.merge(counts), holders)
+
+        return _Reply(vectors[:, : wire.HEAD], self._ranks, lambda: layout.pool(wire.body(vectors)), count)
 
     def _sum(self) -> _Reply:
         greatest = self._link.greatest(wire.maxima(self._vector, self._layout))
-        total = self._link.total(wire.sums(self._vector))
-        heads, rows, unequal = wire.read_summed(greatest, total, self._layout)
-        return _Reply(heads, ("some ranks", "others"), lambda: (rows, unequal))
+        total, layout = self._link.total(wire.sums(self._vector, self._counts)), self._layout
+        heads, rows, unequal = wire.read_summed(greatest, total, layout)
+        return _Reply(
+            heads, ("some ranks", "others"), lambda: (rows, unequal), lambda: wire.read_counts(total, layout)
+        )
 
     def _exchange(self, request: Request, load: plan.Load) -> None:
         """Tell each other names, and replace the layout; the last step, so that no rank is half-way."""
@@ -230,6 +257,8 @@ class Channel:
         self._layout, self._idle = layout, idle
         seen, self._names = layout.seen_by(self.rank)
         self._seen = None if len(seen) == len(layout.wire) else seen
+        self._seen_counts = np.flatnonzero(np.isin(layout.asked, seen))
+        self._counts = histogram.empty(len(layout.asked))
         self._fits: weakref.WeakKeyDictionary[plan.Load, Ints | None] = weakref.WeakKeyDictionary()
         self._blank = wire.vector(layout)
         self._vector = self._blank.copy()

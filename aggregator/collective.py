@@ -33,7 +33,18 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-__all__ = ["Reduced", "agree", "count", "label", "reduce"]
+__all__ = [
+    "Reduced",
+    "agree",
+    "broadcast",
+    "broadcast_object",
+    "count",
+    "greatest",
+    "joined",
+    "label",
+    "reduce",
+    "tell",
+]
 
 _ROUTES_KEPT: Final = 16
 
@@ -71,6 +82,7 @@ def reduce(
     attempt: int | None = None,
     error: BaseException | None = None,
     full: bool = True,
+    counts: Ints | None = None,
 ) -> Reduced:
     """Reduce the moments `rows`, shape (len(specs), WORDS), over the groups; all their ranks must call it.
 
@@ -78,7 +90,8 @@ def reduce(
     stay local without one), labelled ones to the first of the two groups that contains their ranks.
     `operation` names the call, alike on all ranks; `session` this process; `step` and `attempt` are given
     where known; `error` says that this rank has failed already and brings nothing; `full` that the export
-    covers all keys. The same specs again, in the same order, are the fast path.
+    covers all keys; `counts` are the histograms of the specs with quantiles, in their order. The same specs
+    again, in the same order, are the fast path.
 
     Never raises what ranks can tell each other, see `Reduced.error`: an AgreementError, PeerError or
     DesyncError, or `error` itself. An interrupt inside a collective passes through, and closes the channel.
@@ -96,11 +109,12 @@ def reduce(
     outcomes: list[Outcome] = []
     for channel, load in zip(channels, route.loads or [_NOTHING] * len(channels), strict=True):
         request = Request(operation, session, reset, _or_unset(step), known, full, error)
-        outcomes.append(channel.export(request, load, rows))
+        outcomes.append(channel.export(request, load, rows, counts))
         known = max(known, outcomes[-1].attempt)
         error = error or outcomes[-1].error
     exports = tuple((o.export_id, o.members) for o in outcomes if o.export_id is not None)
-    columns = [Columns(route.local.names, route.local.of(rows).copy())] if route.local.chosen else []
+    local = route.local
+    columns = [Columns(local.names, local.of(rows).copy(), local.counts_of(counts))] if local.chosen else []
     columns += [o.columns for o in outcomes if o.columns is not None]
     return Reduced(() if error else tuple(columns), exports, None if known == wire.UNSET else known, error)
 
@@ -110,6 +124,57 @@ def agree(flag: bool, group: ProcessGroup | None) -> bool:
     if group is None or len(_members(group)) == 1:
         return flag
     return bool(_GroupLink(group).greatest(np.array([flag], np.int64))[0])
+
+
+def joined(group: ProcessGroup | None = None) -> tuple[ProcessGroup | None, tuple[int, ...], int]:
+    """Return the group that acts together, its global ranks, and this process's place among them.
+
+    None stands for the default group, as in torch.distributed; where that does not run, this process acts
+    alone: (None, (0,), 0).
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None, (0,), 0
+    acting = dist.group.WORLD if group is None else group
+    members = _members(acting)
+    return acting, members, members.index(dist.get_rank())
+
+
+def greatest(numbers: Sequence[int], group: ProcessGroup | None) -> list[int]:
+    """Return the elementwise maximum over the ranks of the group; all of them must call it."""
+    if group is None or len(_members(group)) == 1:
+        return list(numbers)
+    return _GroupLink(group).greatest(np.array(numbers, np.int64)).tolist()
+
+
+def tell(what: Any, group: ProcessGroup | None) -> list[Any]:
+    """Return what each rank passed, in group order (anything that pickles); all of them must call it."""
+    if group is None or len(_members(group)) == 1:
+        return [what]
+    return _GroupLink(group).tell(what)
+
+
+def broadcast(data: torch.Tensor | None, size: int, source: int, group: ProcessGroup) -> torch.Tensor:
+    """Return the `size` bytes (a flat uint8 tensor) of global rank `source`, on a device the group takes.
+
+    The other ranks pass None. All of them must call it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    link = _GroupLink(group)
+    sent = torch.empty(size, dtype=torch.uint8, device=link.device) if data is None else data.to(link.device)
+    link.issue(dist.broadcast, sent, src=source)
+    return sent
+
+
+def broadcast_object(what: Any, source: int, group: ProcessGroup) -> Any:
+    """Return what global rank `source` passed (anything that pickles)."""
+    import torch.distributed as dist
+
+    told = [what]
+    _GroupLink(group).issue(dist.broadcast_object_list, told, src=source)
+    return told[0]
 
 
 def label(group: ProcessGroup | None) -> str | None:
@@ -139,7 +204,7 @@ class _GroupLink:
         self.members = _members(group)
         self.rank = dist.get_rank()
         self._group = weakref.ref(group)
-        self._device = _device(group)
+        self.device = _device(group)
 
     def gather(self, vector: Ints) -> Ints:
         """Return the vectors of all ranks, shape (ranks, len(vector))."""
@@ -148,9 +213,9 @@ class _GroupLink:
 
         # torch 2.13 renamed it, and warns of the old name
         name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-        sent = torch.from_numpy(vector).to(self._device)
-        received = torch.empty(len(self.members) * len(vector), dtype=sent.dtype, device=self._device)
-        self._issue(getattr(dist, name), received, sent)
+        sent = torch.from_numpy(vector).to(self.device)
+        received = torch.empty(len(self.members) * len(vector), dtype=sent.dtype, device=self.device)
+        self.issue(getattr(dist, name), received, sent)
         return received.cpu().numpy().reshape(len(self.members), -1)
 
     def greatest(self, vector: Ints) -> Ints:
@@ -165,8 +230,8 @@ class _GroupLink:
         import torch
         import torch.distributed as dist
 
-        tensor: torch.Tensor = torch.from_numpy(vector).to(self._device)
-        self._issue(dist.all_reduce, tensor, op=getattr(dist.ReduceOp, operation))
+        tensor: torch.Tensor = torch.from_numpy(vector).to(self.device)
+        self.issue(dist.all_reduce, tensor, op=getattr(dist.ReduceOp, operation))
         return tensor.cpu().numpy()
 
     def tell(self, what: Any) -> list[Any]:
@@ -174,10 +239,11 @@ class _GroupLink:
         import torch.distributed as dist
 
         told: list[Any] = [None] * len(self.members)
-        self._issue(dist.all_gather_object, told, what)
+        self.issue(dist.all_gather_object, told, what)
         return told
 
-    def _issue(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def issue(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a collective of torch.distributed on the group."""
         global _issued
         group = self._group()
         if group is None:  # None would mean the default group
@@ -201,11 +267,12 @@ def _members(group: object) -> tuple[int, ...]:
 
 
 def _device(group: ProcessGroup) -> str:
-    """Return the type of device the group's collectives take: "cpu" wherever it can."""
+    """Return the device the group's collectives take: "cpu" wherever it can, else the one it is bound to."""
     import torch.distributed as dist
 
     kinds = [part.partition(":")[0] for part in dist.get_backend_config(group).split(",")]
-    return "cpu" if "cpu" in kinds else kinds[0]
+    bound = getattr(group, "bound_device_id", None)  # of init_process_group; else the current device
+    return "cpu" if "cpu" in kinds else kinds[0] if bound is None else str(bound)
 
 
 # -- the channels of this process ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from eventlog import Kind, ReduceType, Spread, errors, moments
+from eventlog import Kind, ReduceType, Spread, errors, histogram, moments
 
 from .naming import Columns, Meta, Names, suffixes
 
@@ -34,12 +34,16 @@ _AVG, _MIN, _MAX = "/avg", "/min", "/max"
 
 
 class _Key(NamedTuple):
-    """A key, what it is, and its moments; `plain` when they were read from bare numbers."""
+    """A key, what it is, and its moments; `plain` when they were read from bare numbers.
+
+    `counts` is its histogram, where quantiles are asked of it.
+    """
 
     key: str
     meta: Meta
     row: Ints
     plain: bool = False
+    counts: Ints | None = None
 
 
 class Export(dict[str, float]):
@@ -62,7 +66,7 @@ class Export(dict[str, float]):
             settled, made.clashes = _settled(made.parts)
             made.parts = (settled,)
         for columns in made.parts:
-            dict.update(made, columns.names.of(columns.rows))
+            dict.update(made, columns.names.of(columns.rows, columns.counts))
         return made
 
     @property
@@ -101,7 +105,9 @@ class Export(dict[str, float]):
     def to_json(self) -> str:
         """Return strict JSON from which everything comes back exactly, NaN and infinities too."""
         keys, plain = self.split()
-        rows = [[found.key, *_meta_to_json(found.meta), *found.row.tolist()] for found in keys]
+        rows = [
+            [found.key, *_meta_to_json(found.meta), *found.row.tolist(), *_asked(found)] for found in keys
+        ]
         numbers = {name: value if math.isfinite(value) else repr(value) for name, value in plain.items()}
         return json.dumps({"keys": rows, "numbers": numbers}, allow_nan=False)
 
@@ -110,7 +116,7 @@ class Export(dict[str, float]):
         """Read what `to_json` wrote; a MergeError for anything else."""
         try:
             data = json.loads(text)
-            keys = [_Key(r[0], _meta_from_json(r[1:5]), np.array(r[5:], np.int64)) for r in data["keys"]]
+            keys = [_key_from_json(row) for row in data["keys"]]
             plain = {name: float(v) if isinstance(v, str) else v for name, v in data["numbers"].items()}
             return _restored(keys, plain)
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
@@ -120,7 +126,7 @@ class Export(dict[str, float]):
         """Return the keys whose numbers all stand as their moments say, and every other number by name."""
         latest = {found.key: found for columns in self.parts for found in _present(columns)}
         names = _names(latest.values())
-        said = names.of(_rows(latest.values()))
+        said = names.of(_rows(latest.values()), _counts(latest.values()))
         changed = {
             int(i)
             for i, name in zip(names.row_of, names.names, strict=True)
@@ -133,7 +139,7 @@ class Export(dict[str, float]):
 
 def _restored(keys: Iterable[tuple[Any, ...]], plain: dict[str, float]) -> Export:
     found = [_Key(*key) for key in keys]
-    export = Export.of([Columns(_names(found), _rows(found))])
+    export = Export.of([_columns(found)])
     dict.update(export, plain)
     return export
 
@@ -147,10 +153,23 @@ def _meta_to_json(meta: Meta) -> list[str | None]:
     return [meta.kind.value, reduce_type, meta.denominator, meta.spread.value]
 
 
-def _meta_from_json(parts: Sequence[Any]) -> Meta:
-    kind, reduce_type, denominator, spread = parts
+def _asked(found: _Key) -> list[list[Any]]:
+    """Return, where quantiles are asked: which, the buckets that are not empty, and what is in them."""
+    if found.counts is None:
+        return []
+    return [list(found.meta.quantiles), *histogram.sparse(found.counts)]
+
+
+def _key_from_json(parts: Sequence[Any]) -> _Key:
+    key, kind, reduce_type, denominator, spread, *rest = parts
+    row, asked = np.array(rest[: moments.WORDS], np.int64), rest[moments.WORDS :]
     reduction = None if reduce_type is None else ReduceType(reduce_type)
-    return Meta(Kind(kind), reduction, denominator, Spread(spread))
+    meta = Meta(Kind(kind), reduction, denominator, Spread(spread))
+    if not asked:
+        return _Key(key, meta, row)
+    quantiles, buckets, contents = asked
+    meta = meta._replace(quantiles=histogram.as_quantiles(quantiles))
+    return _Key(key, meta, row, counts=histogram.dense(buckets, contents))
 
 
 # -- keys of several parts -------------------------------------------------------------------------
@@ -166,9 +185,22 @@ def _rows(keys: Iterable[_Key]) -> Ints:
     return np.stack(rows) if rows else moments.empty(0)
 
 
+def _counts(keys: Iterable[_Key]) -> Ints | None:
+    counts = [key.counts for key in keys if key.counts is not None]
+    return np.stack(counts) if counts else None
+
+
+def _columns(keys: Iterable[_Key]) -> Columns:
+    found = tuple(keys)
+    return Columns(_names(found), _rows(found), _counts(found))
+
+
 def _present(columns: Columns) -> list[_Key]:
     there = np.flatnonzero(columns.rows[:, moments.PRESENT]).tolist()
-    return [_Key(columns.names.keys[i], columns.names.metas[i], columns.rows[i]) for i in there]
+    names, counts = columns.names, {}
+    if columns.counts is not None:
+        counts = dict(zip(names.asked.tolist(), columns.counts, strict=True))
+    return [_Key(names.keys[i], names.metas[i], columns.rows[i], counts=counts.get(i)) for i in there]
 
 
 def _overlap(parts: tuple[Columns, ...]) -> bool:
@@ -193,7 +225,7 @@ def _settled(parts: Iterable[Columns]) -> tuple[Columns, tuple[str, ...]]:
         settled[found.key] = found
         produced.update(found.key + suffix for suffix in suffixes(found.meta))
     clashes = tuple(sorted(name for name, times in produced.items() if times > 1))
-    return Columns(_names(settled.values()), _rows(settled.values())), clashes
+    return _columns(settled.values()), clashes
 
 
 # -- merging ---------------------------------------------------------------------------------------
@@ -246,7 +278,20 @@ def _pooled(workers: list[list[_Key]], names: Names) -> Export:
     if len(unequal):
         keys = _listed(names.keys[i] for i in unequal)
         raise errors.MergeError(f"expected the same on all workers (replicated), got different {keys}")
-    return Export.of([Columns(names, rows)])
+    return Export.of([Columns(names, rows, _pooled_counts(workers, names, stack))])
+
+
+def _pooled_counts(workers: list[list[_Key]], names: Names, stack: Ints) -> Ints | None:
+    """Add up the histograms; of copies, which are equal here, one is left."""
+    if not len(names.asked):
+        return None
+    place = {names.keys[i]: n for n, i in enumerate(names.asked.tolist())}
+    counts = histogram.empty(len(place))
+    for key in (key for keys in workers for key in keys if key.counts is not None):
+        counts[place[key.key]] += key.counts
+    holders = stack[:, names.asked, moments.PRESENT].sum(axis=0)
+    copies = [names.metas[i].spread is Spread.REPLICATED for i in names.asked]
+    return histogram.once(counts, holders, np.flatnonzero(copies))
 
 
 def _agreed(one: _Key | None, other: _Key) -> _Key:

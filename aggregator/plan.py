@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from eventlog import Kind, ReduceType, Spread, errors, moments
+from eventlog import Kind, ReduceType, Spread, errors, histogram, moments
 
 from .naming import Meta, Names
 
@@ -83,6 +83,11 @@ class Spec(Protocol):
         """How its values lie on the ranks."""
         ...
 
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """Which quantiles of its values are asked."""
+        ...
+
 
 class Slot(NamedTuple):
     """Where a key is reduced: by default (no label) over everyone in the export's group."""
@@ -103,7 +108,7 @@ class Entry(NamedTuple):
         """Read a recorder's spec."""
         return cls(
             Slot(spec.tracker, spec.key, spec.label),
-            Meta(spec.kind, spec.reduce_type, spec.denominator, spec.spread),
+            Meta(spec.kind, spec.reduce_type, spec.denominator, spec.spread, spec.quantiles),
         )
 
 
@@ -117,6 +122,15 @@ class Load:
     def of(self, rows: Ints) -> Ints:
         """Return the rows of the chosen entries."""
         return rows if len(self.chosen) == len(rows) else rows[list(self.chosen)]
+
+    def counts_of(self, counts: Ints | None) -> Ints | None:
+        """Return the histograms of the chosen entries with quantiles, given those of all with quantiles."""
+        return None if counts is None or not len(self.names.asked) else counts[self._counts]
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        place = {i: n for n, i in enumerate(i for i, e in enumerate(self.entries) if e.meta.quantiles)}
+        return [place[i] for i in self.chosen if i in place]
 
     @cached_property
     def names(self) -> Names:
@@ -143,7 +157,8 @@ class Layout:
     """What a group knows, sorted by tracker, key and label: the same on each of its ranks.
 
     Attributes: `known`; `wire`, the entries it carries, in wire order; `positions` of those within `known`;
-    `hash`, an int64 that names the layout across processes; `shares` and `replicated`, wire positions.
+    `hash`, an int64 that names the layout across processes; `shares`, `replicated` and `asked` (which have
+    histograms), wire positions.
     """
 
     def __init__(self, epoch: int = 0, known: Iterable[Entry] = (), carried: Iterable[Slot] = ()) -> None:
@@ -156,6 +171,8 @@ class Layout:
         spreads = [entry.meta.spread for entry in self.wire]
         self.shares = np.array([i for i, s in enumerate(spreads) if s is Spread.SHARES], np.intp)
         self.replicated = np.array([i for i, s in enumerate(spreads) if s is Spread.REPLICATED], np.intp)
+        self.asked = np.array([i for i, e in enumerate(self.wire) if e.meta.quantiles], np.intp)
+        self._asked_copies = np.flatnonzero(np.isin(self.asked, self.replicated))
         self._metas = dict(self.known)
         self._wire_index = {entry.slot: i for i, entry in enumerate(self.wire)}
 
@@ -165,6 +182,10 @@ class Layout:
             return None
         found = [self._wire_index.get(load.entries[i].slot, -1) for i in load.chosen]
         return None if -1 in found else np.array(found, np.int64)
+
+    def place_counts(self, load: Load, at: Ints) -> Ints:
+        """Return which histograms of the wire a load fills, whose chosen entries are placed `at`."""
+        return np.searchsorted(self.asked, at[load.names.asked])
 
     def carries(self, slot: Slot) -> bool:
         """Whether the slot is on the wire."""
@@ -181,16 +202,20 @@ class Layout:
         """Reduce moments of shape (ranks, wire, WORDS) as `moments.across` does."""
         return moments.across(stack, self.shares, self.replicated)
 
+    def count_once(self, counts: Ints, holders: Ints) -> Ints:
+        """Leave one of the copies in summed histograms; `holders`: how many ranks hold each wire entry."""
+        return histogram.once(counts, holders[self.asked], self._asked_copies)
+
 
 def _fingerprint(known: Sequence[Entry], carried: frozenset[Slot]) -> int:
     text = json.dumps([[*_as_list(entry), entry.slot in carried] for entry in known])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _as_list(entry: Entry) -> list[str | None]:
+def _as_list(entry: Entry) -> list[Any]:
     slot, meta = entry
     reduce_type = None if meta.reduce_type is None else meta.reduce_type.value
-    return [*slot, meta.kind.value, reduce_type, meta.denominator, meta.spread.value]
+    return [*slot, meta.kind.value, reduce_type, meta.denominator, meta.spread.value, meta.quantiles]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,9 +281,10 @@ def _read(proposal: str) -> Load:
 
 
 def _from_list(parts: Sequence[Any]) -> Entry:
-    tracker, key, label, kind, reduce_type, denominator, spread = parts
+    tracker, key, label, kind, reduce_type, denominator, spread, quantiles = parts
     reduction = None if reduce_type is None else ReduceType(reduce_type)
-    return Entry(Slot(tracker, key, label), Meta(Kind(kind), reduction, denominator, Spread(spread)))
+    meta = Meta(Kind(kind), reduction, denominator, Spread(spread), tuple(quantiles))
+    return Entry(Slot(tracker, key, label), meta)
 
 
 def agree(

@@ -12,7 +12,6 @@ raises whatever went wrong on any rank.
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import time
 import uuid
@@ -23,13 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 import eventlog
-from eventlog import Recorder, ReduceType, Spread, as_key, as_step, errors, moments
+from eventlog import Recorder, ReduceType, as_key, as_spread, as_step, errors, moments
 
 from . import collective
 from .merge import Export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -70,6 +69,7 @@ class DistributedStatsTracker:
 
     def __init__(self, name: str = "") -> None:
         self.recorder = Recorder(name)
+        eventlog.lenient()  # says so, if the environment does not say what to do with mistakes
 
     @property
     def name(self) -> str:
@@ -88,35 +88,37 @@ class DistributedStatsTracker:
 
     def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
         """Decorate a function, sync or async, so that its body records under `name/`."""
-
-        def decorate(function: F) -> F:
-            if inspect.iscoroutinefunction(function):
-
-                @functools.wraps(function)
-                async def scoped_async(*args: Any, **kwargs: Any) -> Any:
-                    with self.scope(name):
-                        return await function(*args, **kwargs)
-
-                return scoped_async  # pyright: ignore[reportReturnType]
-
-            @functools.wraps(function)
-            def scoped(*args: Any, **kwargs: Any) -> Any:
-                with self.scope(name):
-                    return function(*args, **kwargs)
-
-            return scoped  # pyright: ignore[reportReturnType]
-
-        return decorate
+        return eventlog.scoped(functools.partial(self.scope, name))
 
     # -- recording ---------------------------------------------------------------------------------
 
-    def denominator(self, *, reduce_group: ProcessGroup | None = None, **masks: Any) -> None:
+    def denominator(
+        self,
+        *,
+        reduce_group: ProcessGroup | None = None,
+        cu_seqlens: Any = None,
+        sample_ids: Sequence[str | int] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        **masks: Any,
+    ) -> None:
         """Register boolean masks; each exports the number of its true elements.
 
-        Raises a ValueError naming the key for anything but a non-empty bool tensor.
+        The log keeps how much each sequence selects: each row of a mask, or, of a packed batch, each stretch
+        between two of `cu_seqlens` (integers 0, n0, n0 + n1, … up to the number of elements; masks with one
+        element a sequence may stand beside packed ones). `sample_ids` name the sequences, `tags` (as JSON
+        takes them) the batch. A bool tensor under one of these names is a mask. Raises a ValueError with
+        expected, got and key for anything else, and for masks that are no non-empty bool tensors.
         """
         eventlog.current()
-        self.recorder.denominator(masks, collective.label(reduce_group))
+        about = {"cu_seqlens": cu_seqlens, "sample_ids": sample_ids, "tags": tags}
+        about = {name: value for name, value in about.items() if value is not None}
+        if about:
+            masks, about = eventlog.parted(masks, about)
+        try:
+            self.recorder.denominator(masks, collective.label(reduce_group), about)
+        except errors.RecordingError as refused:
+            again = functools.partial(self.denominator, reduce_group=reduce_group, **about)
+            eventlog.forgive(refused, masks, again, self.recorder.unregister)
 
     def stat(
         self,
@@ -124,47 +126,80 @@ class DistributedStatsTracker:
         reduce_type: ReduceType | None = None,
         *,
         reduce_group: ProcessGroup | None = None,
+        quantiles: float | Sequence[float] | None = None,
         **tensors: Any,
     ) -> None:
         """Record floating tensors under the mask registered last as `denominator`.
 
-        The values are selected by the mask and copied before the call returns. Raises a ValueError with
-        expected, got and key for an unknown denominator and for a wrong shape or dtype.
+        The values are selected by the mask and copied before the call returns (on a device they are copied,
+        and selected at export). `quantiles=(0.5, 0.999)` also
+        exports `key/p50` and `key/p99.9` of all selected values, within 1 %: see `eventlog.histogram`. Raises
+        a ValueError with expected, got and key for an unknown denominator and for a wrong shape or dtype.
         """
         eventlog.current()
         kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
-        self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group))
+        if hasattr(quantiles, "layout") or isinstance(quantiles, np.ndarray):  # a stat of that name
+            tensors, quantiles = {**tensors, "quantiles": quantiles}, None
+        try:
+            self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group), quantiles)
+        except errors.RecordingError as refused:
+            options = {"reduce_group": reduce_group, "quantiles": quantiles}
+            again = functools.partial(self.stat, denominator, reduce_type, **options)
+            eventlog.forgive(refused, tensors, again, self.recorder.full_key)
 
     def scalar(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
-        """Append single numbers; exported as their mean and, as `key__count`, how many there were."""
-        eventlog.current()
-        self.recorder.scalar(values, collective.label(reduce_group))
+        """Append single numbers; exported as their mean and, as `key__count`, how many there were.
 
-    def counter(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
-        """Add integers; exported as their exact sum over calls and ranks."""
-        eventlog.current()
-        self.recorder.counter(values, collective.label(reduce_group))
-
-    @contextmanager
-    def record_timing(self, key: str) -> Generator[None]:
-        """Record the seconds the block takes as scalar `timeperf/key`, whatever the scope.
-
-        Host time: it does not wait for a device.
+        A number on a device is read at export.
         """
         eventlog.current()
-        name = as_key(key)
+        try:
+            self.recorder.scalar(values, collective.label(reduce_group))
+        except errors.RecordingError as refused:
+            again = functools.partial(self.scalar, reduce_group=reduce_group)
+            eventlog.forgive(refused, values, again, self.recorder.full_key)
+
+    def counter(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
+        """Add integers; exported as their exact sum over calls and ranks. One on a device is waited for."""
+        eventlog.current()
+        try:
+            self.recorder.counter(values, collective.label(reduce_group))
+        except errors.RecordingError as refused:
+            again = functools.partial(self.counter, reduce_group=reduce_group)
+            eventlog.forgive(refused, values, again, self.recorder.full_key)
+
+    @contextmanager
+    def record_timing(self, key: str, device: Any = None) -> Generator[None]:
+        """Record the seconds the block takes as scalar `timeperf/key`, whatever the scope.
+
+        Host time: it does not wait for a device. `device="cuda"` also records how long the block's work took
+        there, as `timeperf/key/cuda`: by events on the device's current stream, which are read at export. On
+        "cpu" both are the same. Raises a ValueError where this process has no such device.
+        """
+        eventlog.current()
+        name, lap = key, None
+        try:
+            name = as_key(key)
+            lap = None if device is None else eventlog.Lap(device)
+        except errors.RecordingError as refused:
+            eventlog.forgive(refused, {f"timeperf/{key}": device}, self.recorder.timing)
+            name = ""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.recorder.timing(name, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            if name:
+                self.recorder.timing(name, seconds)
+            if lap is not None:
+                self.recorder.timing(f"{name}/{lap.name}", lap.stop(seconds))
 
     def declare(self, *keys: str, spread: str) -> None:
         """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
 
         What is not declared is "shards" (pooled). Raises a ValueError for any other word.
         """
-        self.recorder.declare(keys, _spread(spread))
+        self.recorder.declare(keys, as_spread(spread))
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: leave it to the commit."""
@@ -191,14 +226,6 @@ class DistributedStatsTracker:
         return _export(
             [self], full_key, reduce_group, key_sync_group, reset=reset, step=step, operation=operation
         )
-
-
-def _spread(word: str) -> Spread:
-    try:
-        return Spread(word)
-    except ValueError:
-        words = ", ".join(repr(each.value) for each in Spread)
-        raise errors.RecordingError(f"expected a spread ({words}), got {word!r}") from None
 
 
 _SESSION = uuid.uuid4().hex  # names this process where no log does
@@ -270,6 +297,7 @@ def _export(
         attempt=None if log is None else log.own_attempt,
         error=error,
         full=key is None,
+        counts=_counts(specs, drained),
     )
     if log is not None:
         _note(log, drained, reduced, trackers, key, reset=reset, alone=reduce_group is None)
@@ -317,6 +345,13 @@ def _pooled(drained: Drained) -> tuple[tuple[Spec, ...], Rows]:
     if len(distinct) == len(specs):
         return distinct, drained.rows
     return distinct, moments.pool(drained.rows, groups, len(distinct))
+
+
+def _counts(specs: tuple[Spec, ...], drained: Drained) -> NDArray[np.int64] | None:
+    """Return the histograms of the specs with quantiles, in their order."""
+    if not drained.histograms:
+        return None
+    return np.stack([drained.histograms[spec] for spec in specs if spec.quantiles])
 
 
 def _note(

@@ -2,6 +2,8 @@
 
     vector = int64[HEAD + slots * moments.WORDS]        floats as their bits
 
+and after it, where quantiles are asked, the histograms of those slots, BUCKETS words each.
+
 *Gathered* (small worlds): every rank receives every rank's vector and reduces on its own, in rank order.
 Counts are exact, a NaN cannot vanish, and the device needs no float64.
 
@@ -9,7 +11,8 @@ Counts are exact, a NaN cannot vanish, and the device needs no float64.
 ~x (the greatest and the least: unequal means disagreement), extremes as integers of the same order, and what
 is no sum (a share's count, a replicated row). SUM carries float sums as they are, and every int64 as two
 halves of 32 bits, integers that float64 adds exactly for up to 2**21 ranks: so counts stay exact, and each
-all-reduce is one vector of one type, which every backend can reduce.
+all-reduce is one vector of one type, which every backend can reduce. A bucket of a histogram is one float64,
+exact for up to 2**53 values.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from eventlog import moments
+from eventlog import histogram, moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +33,18 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-__all__ = ["GATHER_BYTES", "HEAD", "body", "disagreement", "maxima", "read_summed", "sums", "vector"]
+__all__ = [
+    "GATHER_BYTES",
+    "HEAD",
+    "body",
+    "disagreement",
+    "joined",
+    "maxima",
+    "read_counts",
+    "read_summed",
+    "sums",
+    "vector",
+]
 
 GATHER_BYTES = 4 << 20  # what a rank may receive before the summed form is the cheaper one
 
@@ -62,6 +76,11 @@ def vector(layout: Layout) -> Ints:
 def body(filled: Ints) -> Ints:
     """View the moments in a vector, or in many along the first axes: shape (…, slots, WORDS)."""
     return filled[..., HEAD:].reshape(*filled.shape[:-1], -1, moments.WORDS)
+
+
+def joined(filled: Ints, counts: Ints) -> Ints:
+    """Return the vector with the histograms, shape (n, BUCKETS), behind it."""
+    return np.concatenate([filled, counts.ravel()]) if len(counts) else filled
 
 
 def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
@@ -105,12 +124,13 @@ def maxima(filled: Ints, layout: Layout) -> Ints:
     )
 
 
-def sums(filled: Ints) -> Floats:
-    """Return the vector for the SUM all-reduce: high halves, low halves, float sums."""
+def sums(filled: Ints, counts: Ints | None = None) -> Floats:
+    """Return the vector for the SUM all-reduce: high halves, low halves, float sums, histograms."""
     rows = body(filled)
     ints = rows[:, moments.INTS]
     floats = rows.view(np.float64)[:, moments.SUM]
-    return np.concatenate([(ints >> 32).ravel(), (ints & _HALF).ravel(), floats], dtype=np.float64)
+    parts = [(ints >> 32).ravel(), (ints & _HALF).ravel(), floats]
+    return np.concatenate(parts if counts is None else [*parts, counts.ravel()], dtype=np.float64)
 
 
 def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, Ints, Ints]:
@@ -119,7 +139,7 @@ def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, I
     cuts = np.cumsum([2 * HEAD, n, n, shares])
     head, top, bottom, counts, copies = np.split(greatest, cuts)
     rows = moments.empty(n)
-    high, low, floats = np.split(summed, [n * _INTEGERS, 2 * n * _INTEGERS])
+    high, low, floats, _ = np.split(summed, _cuts(n))
     exact = (high.astype(np.int64) << 32) + low.astype(np.int64)
     rows[:, moments.INTS] = exact.reshape(n, _INTEGERS)
     rows[:, moments.PRESENT] = rows[:, moments.PRESENT] > 0
@@ -129,6 +149,19 @@ def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, I
     f[:, moments.MIN] = _from_ordered(~bottom)
     rows[layout.shares, moments.COUNT] = counts
     return _heads(head), rows, _copy_replicated(copies, rows, layout)
+
+
+def read_counts(summed: Floats, layout: Layout) -> Ints:
+    """Read the histograms out of the SUM all-reduce's result, shape (n, BUCKETS)."""
+    n = len(layout.wire)
+    _, low, _, counts = np.split(summed, _cuts(n))
+    holders = low.astype(np.int64).reshape(n, _INTEGERS)[:, moments.PRESENT]
+    return layout.count_once(counts.astype(np.int64).reshape(-1, histogram.BUCKETS), holders)
+
+
+def _cuts(n: int) -> list[int]:
+    """Return where the parts of the SUM all-reduce's vector begin, but the first."""
+    return [n * _INTEGERS, 2 * n * _INTEGERS, n * (2 * _INTEGERS + 1)]
 
 
 def _heads(head: Ints) -> Ints:

@@ -4,49 +4,78 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 `eventlog.stop()` writes what is queued. The recording verbs are those of `aggregator.stats_tracker`.
 """
 
-from . import errors, moments, schema, workflow_context
-from .arrays import as_key, as_metric, as_step
+from . import errors, histogram, moments, redaction, schema, workflow_context
+from .arrays import as_key, as_metric, as_spread, as_step
+from .batch import parted
+from .budget import as_bytes
+from .device import Lap
 from .errors import ArealMetricsError
+from .following import Followed, Follower, follow
 from .frame import Spec
-from .log import Log, Options
+from .log import Log
 from .manifest import read_json, write_json
+from .mistakes import forgive, lenient
+from .options import Options
 from .process import current, start, stop
-from .reader import RunReader, SessionState
+from .reader import Block, RunReader, SessionState
 from .recorder import Drained, Recorder, drain, set_step
+from .recovery import FileReport, Recovery, SalvageReport, Verification, recover, verify
 from .reduction import Kind, ReduceType, Spread
-from .rundir import Attempt, Producer, RunDir
+from .rundir import Attempt, Problem, Producer, RunDir
 from .schema import IndexRecord
-from .segment import Loss
+from .scope import scoped
+from .segment import Loss, Pruned
 
 __all__ = [
     "ArealMetricsError",
     "Attempt",
+    "Block",
     "Drained",
+    "FileReport",
+    "Followed",
+    "Follower",
     "IndexRecord",
     "Kind",
+    "Lap",
     "Log",
     "Loss",
     "Options",
+    "Problem",
     "Producer",
+    "Pruned",
     "Recorder",
+    "Recovery",
     "ReduceType",
     "RunDir",
     "RunReader",
+    "SalvageReport",
     "SessionState",
     "Spec",
     "Spread",
+    "Verification",
+    "as_bytes",
     "as_key",
     "as_metric",
+    "as_spread",
     "as_step",
     "current",
     "drain",
     "errors",
+    "follow",
+    "forgive",
+    "histogram",
+    "lenient",
     "moments",
+    "parted",
     "read_json",
+    "recover",
+    "redaction",
     "schema",
+    "scoped",
     "set_step",
     "start",
     "stop",
+    "verify",
     "workflow_context",
     "write_json",
 ]

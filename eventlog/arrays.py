@@ -1,7 +1,7 @@
 """The only door for tensors, arrays and numbers: check, detach, copy, widen, select.
 
 Everything is duck-typed on what torch tensors offer, so that torch is never imported. What leaves this
-module is numpy on the host, or (for tensors on a device) a detached clone that is selected at export.
+module is numpy on the host, or a detached tensor on a device (see `device`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import RecordingError, RecordingTypeError, StepError
+from .reduction import ReduceType, Spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,6 +83,32 @@ def as_key(name: Any, what: str = "key") -> str:
         except UnicodeEncodeError:  # lone surrogates, as in undecodable file names
             raise RecordingError(f"expected a {what} that is valid Unicode, got {name!r}") from None
     return stripped
+
+
+def as_id(sample: str) -> str:
+    """Return the id of a sample, which must be a valid text; slashes around it belong to it."""
+    as_key(sample, "sample id")
+    return sample
+
+
+def as_reduce_type(given: Any) -> ReduceType:
+    """Return our member for ours or for AReaL's own of the same name."""
+    if isinstance(given, ReduceType):
+        return given
+    try:
+        return ReduceType[given.name]
+    except (AttributeError, KeyError):
+        names = ", ".join(member.name for member in ReduceType)
+        raise RecordingError(f"expected a ReduceType ({names}), got {given!r}") from None
+
+
+def as_spread(word: str) -> Spread:
+    """Return how values lie on ranks, by its word."""
+    try:
+        return Spread(word)
+    except ValueError:
+        words = ", ".join(repr(each.value) for each in Spread)
+        raise RecordingError(f"expected a spread ({words}), got {word!r}") from None
 
 
 def as_number(value: Any, key: str) -> float:
@@ -158,17 +185,32 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
         raise RecordingTypeError(f"expected a local tensor for {key!r}, got a DTensor; pass x.to_local()")
     try:
         shape, name = tuple(value.shape), dtype_name(value.dtype)
-    except AttributeError:
-        raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}") from None
+    except (AttributeError, TypeError):
+        return _checked(_like(value, key), key)
     if 0 in shape:
         raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
     if isinstance(value, np.ndarray):
         return value, shape, name
+    if not hasattr(value, "layout"):  # no torch tensor either
+        return _checked(_like(value, key), key)
     if dtype_name(value.layout) != "strided":
         raise RecordingError(f"expected a dense tensor for {key!r}, got {value.layout}; pass x.to_dense()")
     if value.is_meta:
         raise RecordingError(f"expected a tensor with data for {key!r}, got one on the meta device")
     return value.detach(), shape, name
+
+
+def _like(value: Any, key: str) -> NDArray[Any]:
+    """Return what numpy makes of an array-like (`__array__` or `__dlpack__`)."""
+    why = "pass torch.as_tensor(x)"
+    try:
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        why = f"which numpy cannot read: {error}"
+    raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}; {why}")
 
 
 def as_mask(value: Any, key: str) -> Any:
@@ -182,13 +224,15 @@ def as_mask(value: Any, key: str) -> Any:
 def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
     """Return a stat's values and the dtype they came in: detached, float32 or float64, on the host a view.
 
-    Half types are widened to float32 here: sums kept in bfloat16 stop growing at 256.
+    Half types are widened to float32, on a device when the window is settled: sums kept in bfloat16 stop
+    growing at 256.
     """
     array, found, name = _checked(value, key)
     if found != shape:
         raise RecordingError(f"expected shape {shape} (that of its denominator) for {key!r}, got {found}")
     if name in _WIDENED:
-        array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+        if on_host(array):
+            array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     elif name not in _KEPT:
         raise RecordingError(
             f"expected a floating tensor for {key!r}, got {name}; convert it (x.float()) or use counter()"
@@ -209,8 +253,3 @@ def select_into(row: NDArray[Any], values: NDArray[Any], index: NDArray[np.int32
         row.reshape(values.shape)[...] = values
     else:
         values.reshape(-1).take(index, out=row, mode="clip")  # clip: `out` is written without a buffer
-
-
-def to_host(array: Any) -> NDArray[Any]:
-    """Move a device tensor to numpy; waits for the device."""
-    return array.cpu().numpy()

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .schema import Stream
 from .segment import Loss
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .schema import LossCause, Stream
+    from .schema import LossCause
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Job:
     last_id: int
     nbytes: int
     last: bool
+    step: int | None = None  # where it is known
     rows_written: int = 0
     bytes_written: int = 0
 
@@ -42,7 +44,7 @@ class Job:
         """Return what is lost when nothing more of the job is written."""
         rows = max(0, self.last_id - self.first_id + 1 - self.rows_written)
         size = max(0, self.nbytes - self.bytes_written)
-        return Loss(self.stream, cause, self.window, rows, size, detail)
+        return Loss(self.stream, cause, self.window, rows, size, detail, self.step)
 
 
 class Backlog:
@@ -74,6 +76,12 @@ class Backlog:
         self.current = None
         self.bytes -= job.nbytes
         self.stalled = False
+
+    def bind(self, first: int, last: int, step: int) -> None:
+        """Say which step the windows `first` to `last` are, where no step was known."""
+        for job in [self.current, *self.jobs] if self.current else self.jobs:
+            if job.stream is not Stream.COMMITS and job.step is None and first <= job.window <= last:
+                job.step = step
 
     def oldest(self) -> int | None:
         """Return the ticket of the oldest job that is not done."""

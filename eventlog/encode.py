@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from . import moments
-from .frame import Frame, MaskPiece, MatrixPiece, Piece, SeriesPiece
+from .columns import Table
+from .pieces import MaskPiece, MatrixPiece, SeriesPiece
 from .schema import COMMITS, PAYLOAD, RECORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from .frame import Spec
+    from .frame import Frame, Spec
+    from .pieces import Piece
 
 # pyarrow loads these on first use, which is on the writer's thread: a fork in that moment would leave the
 # child with half a module. So they are loaded here.
@@ -28,6 +30,7 @@ for _late in ("numpy.ma", "pyarrow.compute"):
     importlib.import_module(_late)
 
 FRAME_BYTES = 64 << 20  # frames stay below this, so that nothing needs a whole window in memory
+FRAME_ROWS = 1 << 17  # of records and commits
 _JOINED_BYTES = 256 << 10  # matrices below this are joined into one frame; larger ones are written uncopied
 _WORDS = {
     "present": moments.PRESENT,
@@ -42,13 +45,12 @@ _WORDS = {
 }
 
 
-def _batch(schema: pa.Schema, n: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Build a batch; columns that are not given are null."""
-    arrays = [columns[field.name] if field.name in columns else pa.nulls(n, field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(
-        [a if isinstance(a, pa.Array) else pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)],
-        schema=schema,
-    )
+_RECORDS, _PAYLOAD, _COMMITS = Table(RECORDS), Table(PAYLOAD), Table(COMMITS)
+
+
+def in_frames(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Return a batch of records or commits in parts of at most FRAME_ROWS."""
+    return [batch.slice(at, FRAME_ROWS) for at in range(0, max(1, batch.num_rows), FRAME_ROWS)]
 
 
 class Texts:
@@ -70,43 +72,47 @@ class Texts:
 
 
 def _texts(specs: Sequence[Spec]) -> dict[str, pa.Array]:
-    text = pa.large_string()
-    return {
-        "tracker": pa.array([s.tracker for s in specs], text),
-        "key": pa.array([s.key for s in specs], text),
-        "kind": pa.array([s.kind.value for s in specs], text),
-        "reduce_type": pa.array([s.reduce_type and s.reduce_type.value for s in specs], text),
-        "spread": pa.array([s.spread.value for s in specs], text),
-        "denominator": pa.array([s.denominator for s in specs], text),
-        "group": pa.array([s.label for s in specs], text),
+    texts = {
+        "tracker": [s.tracker for s in specs],
+        "key": [s.key for s in specs],
+        "kind": [s.kind.value for s in specs],
+        "reduce_type": [s.reduce_type and s.reduce_type.value for s in specs],
+        "spread": [s.spread.value for s in specs],
+        "denominator": [s.denominator for s in specs],
+        "group": [s.label for s in specs],
     }
+    return {name: _RECORDS[name].of(values) for name, values in texts.items()}
 
 
 def records(frame: Frame, texts: Texts) -> pa.RecordBatch:
     """Return the records of a drained window."""
     n = len(frame)
-    rows, floats = frame.moments, moments.floats(frame.moments)
-    words = {
-        name: pa.array(np.ascontiguousarray((floats if word >= moments.SUM else rows)[:, word]))
-        for name, word in _WORDS.items()
-    }
+    rows = np.ascontiguousarray(frame.moments.T)
+    floats = rows.view(np.float64)
+    words = {name: (floats if word >= moments.SUM else rows)[word] for name, word in _WORDS.items()}
     denominators = np.array(frame.denominator_ids, np.int64)
-    return _batch(
-        RECORDS,
+    return _RECORDS.batch(
         n,
         {
             "record_id": np.arange(frame.first_id, frame.first_id + n),
-            "time": pa.array(np.array(frame.calls.times, np.int64)).cast(RECORDS.field("time").type),
+            "time": np.array(frame.calls.times, np.int64),
             "window": np.full(n, frame.window, np.int64),
-            "step": frame.calls.steps,
-            "attempt": [frame.attempt] * n,
-            "denominator_id": pa.array(denominators, mask=denominators < 0),
-            "shape": frame.shapes,
-            "dtype": frame.calls.dtypes,
+            "step": _RECORDS["step"].again(frame.calls.steps),
+            "attempt": _RECORDS["attempt"].again([frame.attempt] * n),
+            "denominator_id": _RECORDS["denominator_id"].of(denominators, denominators >= 0),
+            "shape": _RECORDS["shape"].again(frame.shapes),
+            "dtype": _RECORDS["dtype"].again(frame.calls.dtypes),
+            **_tags(frame),
             **texts.of(frame.calls.specs),
             **words,
         },
     )
+
+
+def _tags(frame: Frame) -> dict[str, list[str | None]]:
+    """Return the column of tags, where there are any."""
+    ids = range(frame.first_id, frame.first_id + len(frame))
+    return {"tags": [frame.tags.get(record) for record in ids]} if frame.tags else {}
 
 
 def payload(frame: Frame) -> Iterator[pa.RecordBatch]:
@@ -114,8 +120,11 @@ def payload(frame: Frame) -> Iterator[pa.RecordBatch]:
     small: list[Piece] = []
     size = 0
     for piece in frame.pieces:
-        if isinstance(piece, MatrixPiece) and piece.matrix.nbytes > _JOINED_BYTES:
+        if isinstance(piece, MatrixPiece) and piece.nbytes > _JOINED_BYTES:
             yield from _matrix(piece)
+            continue
+        if isinstance(piece, SeriesPiece) and piece.nbytes > FRAME_BYTES:
+            yield from _series(piece)
             continue
         small.append(piece)
         size += piece.nbytes + 1
@@ -132,23 +141,35 @@ def _values_column(dtype: np.dtype[Any]) -> str:
 
 def _matrix(piece: MatrixPiece) -> Iterator[pa.RecordBatch]:
     """Yield a large matrix in chunks of rows, uncopied; rows larger than a frame in parts."""
-    width = piece.matrix.shape[1]
-    per_frame = max(1, FRAME_BYTES // piece.matrix.itemsize)
+    matrix = piece.values()
+    width = matrix.shape[1]
+    per_frame = max(1, FRAME_BYTES // matrix.itemsize)
     rows = max(1, per_frame // width)
-    for top in range(0, len(piece.matrix), rows):
-        chunk, ids = piece.matrix[top : top + rows], piece.ids[top : top + rows]
+    for top in range(0, len(matrix), rows):
+        chunk, ids = matrix[top : top + rows], piece.ids[top : top + rows]
         for left in range(0, width, per_frame):
             part = chunk[:, left : left + per_frame]
             n, last = len(part), left + part.shape[1] == width
-            offsets = np.arange(n + 1, dtype=np.int64) * part.shape[1]
-            values = pa.LargeListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(part).reshape(-1)))
+            name, widths = _values_column(part.dtype), np.full(n, part.shape[1], np.int64)
             columns = {
                 "record_id": ids,
                 "element": np.full(n, left, np.int64),
                 "last": np.full(n, last),
-                _values_column(part.dtype): values,
+                name: _PAYLOAD[name].lists(widths, np.ascontiguousarray(part).reshape(-1)),
             }
-            yield _batch(PAYLOAD, n, columns)
+            yield _PAYLOAD.batch(n, columns)
+
+
+def _series(piece: SeriesPiece) -> Iterator[pa.RecordBatch]:
+    """Yield a series larger than a frame in parts."""
+    n, step = len(piece.values), max(1, FRAME_BYTES // (piece.nbytes // len(piece.values)))
+    for at in range(0, n, step):
+        values, times = (numbers[at : at + step] for numbers in (piece.values, piece.times))
+        columns: dict[str, Any] = {"record_id": [piece.record_id], "element": [at], "last": [at + step >= n]}
+        columns |= {"values64": [values], "times": [times]}
+        if piece.samples:
+            columns["sample_ids"] = [piece.samples[at : at + step]]
+        yield _PAYLOAD.batch(1, columns)
 
 
 def _joined(pieces: Sequence[Piece]) -> pa.RecordBatch:
@@ -174,6 +195,7 @@ class _Columns:
             name: [] for name in ("values32", "values64", "times", "selected")
         }
         self.masks: dict[int, bytes] = {}
+        self.samples: dict[int, list[str]] = {}
 
     def _add(self, ids: NDArray[np.int64]) -> int:
         first, self.rows = self.rows, self.rows + len(ids)
@@ -181,23 +203,26 @@ class _Columns:
         return first
 
     def mask(self, piece: MaskPiece) -> None:
-        row = self._add(np.array([piece.record_id]))
-        self.masks[row] = piece.packed.tobytes()
-        if len(piece.shape) > 1:  # the mask of one dimension says by itself what is selected per entry
-            count = int(np.prod(piece.shape, dtype=np.int64))
-            bits = np.unpackbits(piece.packed, count=count, bitorder="little").reshape(piece.shape[0], -1)
-            selected = bits.sum(axis=1, dtype=np.int64)
+        row, bits = self._add(np.array([piece.record_id])), piece.bits()
+        self.masks[row] = bits.tobytes()
+        selected = piece.batch.selected(bits, piece.shape)
+        if selected is not None:  # else the mask says by itself what each sequence selects
             self.lists["selected"].append((row, 1, len(selected), selected))
+        if piece.batch.sample_ids is not None:
+            self.samples[row] = list(piece.batch.sample_ids)
 
     def matrix(self, piece: MatrixPiece) -> None:
-        n, width = piece.matrix.shape
+        matrix = piece.values()
+        n, width = matrix.shape
         row = self._add(piece.ids)
-        self.lists[_values_column(piece.matrix.dtype)].append((row, n, width, piece.matrix.reshape(-1)))
+        self.lists[_values_column(matrix.dtype)].append((row, n, width, matrix.reshape(-1)))
 
     def series(self, piece: SeriesPiece) -> None:
         row, n = self._add(np.array([piece.record_id])), len(piece.values)
         self.lists["values64"].append((row, 1, n, np.array(piece.values, np.float64)))
         self.lists["times"].append((row, 1, n, np.array(piece.times, np.int64)))
+        if piece.samples:
+            self.samples[row] = piece.samples
 
     def batch(self) -> pa.RecordBatch:
         masks = [self.masks.get(row) for row in range(self.rows)] if self.masks else None
@@ -208,22 +233,19 @@ class _Columns:
             **{name: self._list(name, runs) for name, runs in self.lists.items() if runs},
         }
         if masks is not None:
-            columns["mask"] = pa.array(masks, pa.large_binary())
-        return _batch(PAYLOAD, self.rows, columns)
+            columns["mask"] = masks
+        if self.samples:
+            columns["sample_ids"] = [self.samples.get(row) for row in range(self.rows)]
+        return _PAYLOAD.batch(self.rows, columns)
 
     def _list(self, name: str, runs: list[tuple[int, int, int, NDArray[Any]]]) -> pa.Array:
         lengths = np.zeros(self.rows, np.int64)
-        missing = np.ones(self.rows, np.bool_)
+        there = np.zeros(self.rows, np.bool_)
         for row, n, width, _ in runs:
             lengths[row : row + n] = width
-            missing[row : row + n] = False
-        offsets = np.zeros(self.rows + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+            there[row : row + n] = True
         items = np.concatenate([items for *_, items in runs])
-        kind = PAYLOAD.field(name).type
-        return pa.LargeListArray.from_arrays(
-            pa.array(offsets), pa.array(items, kind.value_type), type=kind, mask=pa.array(missing)
-        )
+        return _PAYLOAD[name].lists(lengths, items, there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +271,7 @@ def export(row: ExportRow) -> pa.RecordBatch:
     """Return an export row as a record of kind "export"."""
     names = [name for name in ExportRow.__dataclass_fields__ if name != "time"]
     columns = {name: [getattr(row, name)] for name in names}
-    time = pa.array([row.time], RECORDS.field("time").type)
-    return _batch(RECORDS, 1, {**columns, "time": time, "kind": ["export"]})
+    return _RECORDS.batch(1, {**columns, "time": [row.time], "kind": ["export"]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +303,11 @@ def commit(made: Commit) -> pa.RecordBatch:
     tags = json.dumps(made.tags, sort_keys=True) if made.tags else None
     columns |= {
         "commit": np.full(n, made.number, np.int64),
-        "time": pa.array(np.full(n, made.time, np.int64)).cast(COMMITS.field("time").type),
+        "time": np.full(n, made.time, np.int64),
         "sub_index": [i for i, _, _ in entries],
         "key": [key for _, key, _ in entries],
         "value": [None if value is None else float(value) for *_, value in entries],
         "value_int": [value if isinstance(value, int) else None for *_, value in entries],
         "tags": [tags] * n,
     }
-    return _batch(COMMITS, n, columns)
+    return _COMMITS.batch(n, columns)

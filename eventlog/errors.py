@@ -18,10 +18,14 @@ Messages say what was expected, what came and where; a path comes last.
     │   └── MergeError (ValueError)            worker exports that cannot be merged without loss
     ├── QueryError (ValueError)            a question the log cannot answer
     ├── ConfigError (ValueError)           a configuration that is missing or wrong
+    ├── DependencyError (ImportError)      an optional package that is needed for this is not installed
+    ├── EvaluationError (ValueError)       samples or results that cannot be evaluated as they are given
+    │   └── DistributedEvaluationError (RuntimeError)  ranks deviate, or samples are missing: no score
     └── BackendError (RuntimeError)        a tracking backend
         ├── BackendMissingError (ImportError)  its package is not installed
         ├── BackendGoneError                   the target no longer takes anything: retrying is useless
-        └── RewindError (ValueError)           a step below what the target already holds
+        └── RefusedError                       the target will never take this row; later ones it may
+            └── RewindError (ValueError)           … because it already holds a later step
 """
 
 from __future__ import annotations
@@ -33,7 +37,10 @@ __all__ = [
     "BackendGoneError",
     "BackendMissingError",
     "ConfigError",
+    "DependencyError",
     "DesyncError",
+    "DistributedEvaluationError",
+    "EvaluationError",
     "FormatVersionError",
     "LogError",
     "ManifestError",
@@ -44,6 +51,7 @@ __all__ = [
     "RecordingError",
     "RecordingTypeError",
     "ReductionError",
+    "RefusedError",
     "RewindError",
     "RunDirectoryError",
     "StepError",
@@ -114,6 +122,18 @@ class ConfigError(ArealMetricsError, ValueError):
     """A configuration value is missing or not one of the valid ones."""
 
 
+class DependencyError(ArealMetricsError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class EvaluationError(ArealMetricsError, ValueError):
+    """Samples or results of an evaluation are not as they have to be; the message says which."""
+
+
+class DistributedEvaluationError(EvaluationError, RuntimeError):
+    """Ranks deviate from each other, or not every sample was evaluated: what there is is no score."""
+
+
 class BackendError(ArealMetricsError, RuntimeError):
     """A tracking backend failed."""
 
@@ -126,5 +146,9 @@ class BackendGoneError(BackendError):
     """The target refuses for good (deleted, forbidden): retrying cannot help."""
 
 
-class RewindError(BackendError, ValueError):
+class RefusedError(BackendError):
+    """The target will never take this row (too large, refused names); the rows after it may go on."""
+
+
+class RewindError(RefusedError, ValueError):
     """A step lies below what the target already holds, and it cannot go back."""

@@ -2,29 +2,36 @@
 
 A stat is tied to *its* mask by identity: `Masked` is one registration of a denominator and owns the rows that
 were recorded under it. On the host the selection is the copy: rows are selected straight into one matrix per
-mask and dtype. On a device clones are kept and selected when the window is drained.
+mask and dtype. On a device clones are kept until the window is drained, see `settlement`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arrays, moments
+from . import arrays, histogram, moments
+from .batch import PLAIN, Batch
+from .device import Held, Late, Parcel, landed
 from .errors import RecordingError
+from .pieces import MaskPiece, MatrixPiece, SeriesPiece
 from .reduction import Kind, ReduceType, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from .histogram import Counts
     from .moments import Rows
+    from .pieces import Piece
 
 UNLOGGED = -1
+UNCOUNTED = -1  # what a mask on a device selects, before the window is settled
 _FIRST_ROWS = 4
 
 
@@ -39,6 +46,7 @@ class Spec:
     denominator: str | None = None
     label: str | None = None
     spread: Spread = Spread.SHARDS
+    quantiles: tuple[float, ...] = ()  # that are asked of its values, ascending
 
 
 @dataclass(slots=True)
@@ -111,6 +119,10 @@ class RowBlock:
             return self.matrices
         return [*self.matrices[:-1], self.matrices[-1][: -self._free]]
 
+    def taken(self, rows: Sequence[int]) -> Sequence[NDArray[Any] | Parcel]:
+        """Return the values of some rows, or of all, in order."""
+        return self.parts() if len(rows) == len(self.calls) else [np.concatenate(self.parts())[rows]]
+
     def of_key(self, key: str | None) -> Sequence[int]:
         """Return the rows of one key, or of all keys."""
         if key is None:
@@ -120,6 +132,13 @@ class RowBlock:
     def moments(self) -> Rows:
         """Return the moments of every row, shape (rows, WORDS)."""
         return np.concatenate([moments.of_matrix(part) for part in self.parts()])
+
+    def asked(self, key: str | None) -> Iterator[tuple[Spec, int, Counts]]:
+        """Yield (spec, record id, histogram) of the rows of which quantiles are asked."""
+        rows = (row for part in self.parts() for row in part)
+        for spec, record, row in zip(self.calls.specs, self.ids, rows, strict=True):
+            if spec.quantiles and key in (None, spec.key):
+                yield spec, record, histogram.of(row)
 
     def drop_key(self, key: str) -> None:
         """Forget the rows of one key."""
@@ -131,15 +150,16 @@ class RowBlock:
 
 
 class Masked:
-    """One registration of a denominator, and the rows recorded under it."""
+    """One registration of a denominator, and the rows under it; `mask` is None unless on a device."""
 
     __slots__ = (
-        "blocks", "counted", "index", "mask", "packed", "pending", "record_id", "selected", "shape", "spec",
-        "step", "thread", "time",
+        "batch", "blocks", "counted", "index", "mask", "packed", "pending", "record_id", "selected", "shape",
+        "spec", "step", "thread", "time",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, mask: Any, time: int, step: int | None) -> None:
+    def __init__(self, spec: Spec, mask: Any, time: int, step: int | None, batch: Batch = PLAIN) -> None:
         self.spec = spec
+        self.batch = batch
         self.shape = tuple(mask.shape)
         self.time = time
         self.step = step
@@ -148,18 +168,31 @@ class Masked:
         self.counted = False  # its own count was exported and reset; it stays usable by other keys
         self.blocks: dict[str, RowBlock] = {}
         self.pending: list[tuple[Spec, Any, int, int | None, str]] = []
-        self.mask: Any = None
+        self.mask: Held | None = None
+        self.selected = UNCOUNTED
+        self.packed: NDArray[np.uint8] | Parcel
         if isinstance(mask, np.ndarray):
-            self._capture(mask)
+            self.capture(mask)
         else:
-            self.mask = mask.clone()
+            self.mask = Held(mask)
 
-    def _capture(self, mask: NDArray[np.bool_]) -> None:
+    def capture(self, mask: NDArray[np.bool_]) -> None:
+        """Keep a mask that lies on the host."""
+        self.mask = None
         flat = mask.reshape(-1)
         index = np.flatnonzero(flat)
         self.selected = len(index)
         self.index = None if self.selected == flat.size else index.astype(np.int32)
         self.packed = np.packbits(flat, bitorder="little")
+
+    @property
+    def elements(self) -> int:
+        """How many elements it and the values under it have."""
+        return math.prod(self.shape)
+
+    def bits(self) -> NDArray[np.bool_]:
+        """Return the mask, flat; waits where a device still packs it."""
+        return np.unpackbits(landed(self.packed), count=self.elements, bitorder="little").view(np.bool_)
 
     def moments(self) -> Rows:
         """Return the moments of the mask itself, shape (1, WORDS)."""
@@ -170,7 +203,7 @@ class Masked:
         if self.mask is None and isinstance(values, np.ndarray):
             self._select(spec, values, time, step, dtype, expected)
         else:
-            held = values.copy() if isinstance(values, np.ndarray) else values.clone()
+            held = values.copy() if isinstance(values, np.ndarray) else Held(values)
             self.pending.append((spec, held, time, step, dtype))
 
     def _select(
@@ -183,38 +216,21 @@ class Masked:
         arrays.select_into(block.row(), values, self.index)
         block.note(spec, time, step, dtype)
 
-    def settle(self) -> None:
-        """Bring what lies on a device to the host, selected there first; waits for the device."""
-        if self.mask is not None:
-            self._capture(arrays.to_host(self.mask))
-        pending, self.pending, mask, self.mask = self.pending, [], self.mask, None
-        for spec, held, time, step, dtype in pending:
-            values = held
-            if not isinstance(held, np.ndarray):
-                values = self._selected_on_device(held, mask)
-            elif self.index is not None:
-                values = held.reshape(-1)[self.index]
-            block = self.blocks.setdefault(
-                values.dtype.char, RowBlock(self.selected, values.dtype, len(pending))
-            )
-            block.row()[...] = values.reshape(-1)
-            block.note(spec, time, step, dtype)
-
-    def _selected_on_device(self, held: Any, mask: Any) -> NDArray[Any]:
-        if mask is not None and mask.device == held.device:
-            return arrays.to_host(held[mask])
-        host = arrays.to_host(held).reshape(-1)
-        return host if self.index is None else host[self.index]
-
 
 @dataclass(slots=True)
 class Series:
-    """Every value of one scalar, timing or counter key in a window; the first `logged` are in the log."""
+    """Every value of one scalar, timing or counter key in a window; the first `logged` are in the log.
+
+    `about`: the tags, as JSON, of the samples whose ids are in `samples`; None: the values are of no samples.
+    """
 
     spec: Spec
     step: int | None
-    values: list[float] = field(default_factory=list[float])
+    about: str | None = None
+    values: list[Any] = field(default_factory=list[Any])
     times: list[int] = field(default_factory=list[int])
+    samples: list[str] = field(default_factory=list[str])
+    late: list[int] = field(default_factory=list[int])  # positions of values a device still works on
     total: int = 0
     logged: int = 0
 
@@ -224,12 +240,20 @@ class Series:
             total = self.total + int(value)
             raise RecordingError(f"expected a sum that fits int64 for counter {self.spec.key!r}, got {total}")
 
-    def append(self, value: float, time: int) -> None:
-        """Add one value that `check` let pass."""
-        if self.spec.kind is Kind.COUNTER:
+    def append(self, value: float | Late, time: int) -> None:
+        """Add one value that `check` let pass, or one that is read when the window is drained."""
+        if isinstance(value, Late):
+            self.late.append(len(self.values))
+        elif self.spec.kind is Kind.COUNTER:
             self.total += int(value)
         self.values.append(value)
         self.times.append(time)
+
+    def settle(self) -> None:
+        """Put numbers in the place of late ones."""
+        for at in self.late:
+            self.values[at] = self.values[at].read()
+        self.late.clear()
 
     @property
     def dtype(self) -> str:
@@ -242,50 +266,6 @@ class Series:
         if self.spec.kind is Kind.COUNTER:
             return moments.of_integers([len(values)], [sum(values)])[0]
         return moments.of(np.array(values, np.float64))
-
-
-@dataclass(frozen=True, slots=True)
-class MaskPiece:
-    """A mask as the payload keeps it."""
-
-    record_id: int
-    shape: tuple[int, ...]
-    packed: NDArray[np.uint8]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes."""
-        return self.packed.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixPiece:
-    """Selected values of several records: row i of `matrix` belongs to record `ids[i]`."""
-
-    ids: NDArray[np.int64]
-    matrix: NDArray[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes."""
-        return self.matrix.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesPiece:
-    """The values and times (UTC µs) of one scalar record."""
-
-    record_id: int
-    values: list[float]
-    times: list[int]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it takes."""
-        return 16 * len(self.values)
-
-
-Piece = MaskPiece | MatrixPiece | SeriesPiece
 
 
 @dataclass(slots=True)
@@ -302,7 +282,9 @@ class Frame:
     denominator_ids: list[int] = field(default_factory=list[int])
     moments: Rows = field(default_factory=lambda: moments.empty(0))
     pieces: list[Piece] = field(default_factory=list["Piece"])
+    tags: dict[int, str] = field(default_factory=dict[int, str])  # by record id, as JSON
     attempt: int | None = None
+    parcels: list[Parcel] = field(default_factory=list[Parcel])  # pieces that lie on devices
     _rows: list[Rows] = field(default_factory=list["Rows"])
 
     def __len__(self) -> int:
@@ -313,13 +295,26 @@ class Frame:
         """Bytes of values and masks waiting to be written."""
         return sum(piece.nbytes for piece in self.pieces)
 
+    def send(self) -> None:
+        """Start to copy the payload that lies on devices to the host, without waiting."""
+        for parcel in self.parcels:
+            parcel.send()
+
+    def _keep(self, piece: MaskPiece | MatrixPiece, held: NDArray[Any] | Parcel) -> None:
+        self.pieces.append(piece)
+        if isinstance(held, Parcel):
+            self.parcels.append(held)
+
     def add_mask(self, masked: Masked) -> None:
         """Log a mask; it gets its record id here."""
         masked.record_id = self._next_id
+        if masked.batch.tags is not None:
+            self.tags[masked.record_id] = masked.batch.tags
         self.calls.add(masked.spec, masked.time, masked.step, "bool")
         self._place(1, masked.shape, UNLOGGED)
         self._rows.append(masked.moments())
-        self.pieces.append(MaskPiece(masked.record_id, masked.shape, masked.packed))
+        packed = masked.packed
+        self._keep(MaskPiece(masked.record_id, masked.shape, packed, masked.batch), packed)
 
     def add_rows(self, masked: Masked, block: RowBlock, rows: Rows, key: str | None = None) -> None:
         """Log the rows of a block (or of one of its keys) not logged yet; `rows` are the moments of all."""
@@ -333,8 +328,8 @@ class Frame:
         self._rows.append(rows if whole else rows[fresh])
         for i, row in enumerate(fresh):
             block.ids[row] = first + i
-        for part in block.parts() if whole else [np.concatenate(block.parts())[fresh]]:
-            self.pieces.append(MatrixPiece(np.arange(first, first + len(part), dtype=np.int64), part))
+        for part in block.taken(fresh):
+            self._keep(MatrixPiece(np.arange(first, first + len(part), dtype=np.int64), part), part)
             first += len(part)
 
     def add_series(self, series: Series) -> None:
@@ -342,7 +337,9 @@ class Frame:
         values, times = series.values[series.logged :], series.times[series.logged :]
         if not values:
             return
-        self.pieces.append(SeriesPiece(self._next_id, values, times))
+        if series.about is not None:
+            self.tags[self._next_id] = series.about
+        self.pieces.append(SeriesPiece(self._next_id, values, times, series.samples[series.logged :]))
         self.calls.add(series.spec, times[-1], series.step, series.dtype)
         self._place(1, (len(values),), UNLOGGED)
         self._rows.append(series.moments(series.logged)[None])

@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
-import sys
 import threading
 import time
-import uuid
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from . import encode, recorder
-from .arrays import as_int, as_key, as_metric, as_step
-from .errors import LogError, RecordingTypeError
+from . import encode, ending, recorder
+from .arrays import as_key, as_metric, as_step
+from .errors import ArealMetricsError, RecordingTypeError
+from .options import Options, open_run, this_process
 from .rivals import rivals
-from .rundir import Producer, RunDir
+from .sampling import Sample
 from .schema import Stream
 from .writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .frame import Frame
-    from .writer import Loss
+    import pyarrow as pa
 
-    Fsync = Literal[False, "periodic", "commit"]
+    from .frame import Frame
+    from .segment import Loss, Pruned
 
 COMMIT_SECONDS = 5.0  # how long commit() waits for the disk
 EXPORT_SECONDS = 1.0  # how long an export waits for the records of the window before
+END_SECONDS = 3.0  # how long the end of an attempt waits for the disk
 CLOSE_SECONDS = 10.0
 _ROW_BYTES = 300  # what one record weighs in the queue's budget
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a log was started; see `start`."""
-
-    run_dir: str
-    role: str = "main"
-    rank: int | None = None
-    world_size: int | None = None
-    attempt: int | None = None
-    resume_step: int | None = None
-    resume: str = "allow"
-    payload: str = "full"
-    payload_budget: int | None = None
-    fsync: Fsync = False
 
 
 class Log:
     """The log of one process's lifetime in one run directory.
 
-    Attributes: `run`, `producer`; `attempt` (None while unknown); `leader` (claimed the attempt);
-    `not_durable` (commits that were not on disk within COMMIT_SECONDS, or with losses).
+    Attributes: `run`, `producer`; `attempt` (None while unknown); `leader` (claimed the attempt).
     """
 
     def __init__(self, options: Options, *, warn_of_rivals: bool = True) -> None:
         self.options = options
-        self.run = _open_run(options)
-        self.producer = _producer(options, self.run)
+        self.run = open_run(options)
+        self.producer = this_process(options, self.run)
         self.leader = False
-        self.not_durable = 0
-        self.writer = Writer(self.run, self.producer, fsync=options.fsync, attempt=options.attempt)
+        self.writer = Writer(
+            self.run,
+            self.producer,
+            fsync=options.fsync,
+            attempt=options.attempt,
+            payload_budget=options.budget,
+        )
+        size = options.sample_size
+        self._sample = Sample(size, self.producer) if size else None
+        self._stuck_at: int | None = None  # the writer's progress when a wait for it was in vain
         # Only now: of two processes that start together at least one sees the other's files.
         if warn_of_rivals and (others := rivals(self.run, self.producer)):
             warnings.warn(
@@ -103,10 +91,14 @@ class Log:
         config: Mapping[str, Any] | None = None,
         version_info: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
+        started_us: int | None = None,
     ) -> int:
-        """Make this process the leader of a new attempt of the run (or of the one it was given)."""
+        """Make this process the leader of a new attempt of the run (or of the one it was given).
+
+        `started_us` is when it began (now, if not given): a history that is imported began long ago.
+        """
         info = {
-            "started_us": time.time_ns() // 1000,
+            "started_us": time.time_ns() // 1000 if started_us is None else started_us,
             "host": self.producer.host,
             "pid": self.producer.pid,
             "role": self.producer.role,
@@ -132,41 +124,62 @@ class Log:
         newest = self.run.newest_attempt()
         return newest is not None and self._attempt is not None and newest > self._attempt
 
-    def end(self, outcome: str, detail: str = "") -> None:
-        """Note how the attempt ended ("finished", "exception", "signal"); the first word stays."""
-        if self.leader and self._attempt is not None and not self._ended:
-            self._ended = True
-            self.run.end_attempt(self._attempt, outcome, detail)
+    def end(self, outcome: str, detail: str = "", timeout: float = END_SECONDS) -> None:
+        """Note how the attempt ended ("finished", "exception", "signal"); the first word stays.
+
+        It is the writer's thread that does, so that a file system that hangs costs `timeout` seconds.
+        """
+        number = self._attempt
+        if not self.leader or number is None or self._ended:
+            return
+        self._ended = True
+
+        def note() -> list[pa.RecordBatch]:
+            try:
+                self.run.end_attempt(number, outcome, detail)
+            except (OSError, ArealMetricsError) as error:
+                self.writer.news.append(f"expected to note how attempt {number} ended, got: {error}")
+            return []
+
+        if self.writer.closed:
+            note()
+        else:
+            self.writer.wait(self.writer.put(Stream.RECORDS, note, nbytes=0), timeout)
 
     # -- what goes in ------------------------------------------------------------------------------
 
     def write(self, frame: Frame) -> None:
         """Hand over a drained window: its records, then its payload; waits (bounded) for those before."""
-        self.writer.wait(self._records_ticket, EXPORT_SECONDS)
+        ending.forget_exit()
+        self._wait(self._records_ticket, EXPORT_SECONDS)
         frame.attempt = self.attempt
         with self._lock:
             self._drained = frame.window
         if not len(frame):
             return
         first, last = frame.first_id, frame.first_id + len(frame) - 1
+        sample = self._sample
         self._records_ticket = self.writer.put(
             Stream.RECORDS,
-            lambda: [encode.records(frame, self._texts)],
+            lambda: encode.in_frames(encode.records(sample.marked(frame) if sample else frame, self._texts)),
             window=frame.window,
             first_id=first,
             last_id=last,
             nbytes=_ROW_BYTES * len(frame),
             linger=True,  # the export's collective comes now: the core is the training's
+            step=frame.calls.steps[0],
         )
-        if self.options.payload == "full":
+        if self.options.payload != "off":
+            frame.send()
             self.writer.put(
                 Stream.PAYLOAD,
-                lambda: encode.payload(frame),
+                lambda: encode.payload(sample.drawn(frame) if sample else frame),
                 window=frame.window,
                 first_id=first,
                 last_id=last,
                 nbytes=frame.payload_bytes,
                 linger=True,
+                step=frame.calls.steps[0],
             )
 
     def write_export(
@@ -231,6 +244,7 @@ class Log:
         """
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
         parts = _checked(metrics)
+        ending.forget_exit()
         if self._finished_before and restored_step is None and self.options.resume_step is None:
             self._look_at_beginning(global_step)
         with self._lock:
@@ -255,16 +269,21 @@ class Log:
             metrics=parts,
             tags=tags,
         )
+        if first is not None and last is not None:
+            self.writer.bind(first, last, global_step)
         rows = 1 + sum(map(len, made.metrics))
         ticket = self.writer.put(
             Stream.COMMITS,
-            lambda: [encode.commit(made)],
+            lambda: encode.in_frames(encode.commit(made)),
             window=number,
             first_id=number,
             last_id=number,
             nbytes=_ROW_BYTES * rows,
+            step=global_step,
         )
-        return self._durable(ticket, global_step)
+        durable = self._durable(ticket, global_step)
+        self._tell_news()
+        return durable
 
     def _look_at_beginning(self, step: int) -> None:
         """Warn, at the first commit, of a finished run that is started again from the beginning."""
@@ -278,12 +297,24 @@ class Log:
             stacklevel=4,
         )
 
+    def _tell_news(self) -> None:
+        while self.writer.news:
+            warnings.warn(self.writer.news.pop(0), stacklevel=4)
+
+    def _wait(self, ticket: int, seconds: float) -> bool:
+        """Wait for the disk; one that gave no answer the last time is not waited for until it moves."""
+        if self._stuck_at == self.writer.progress:
+            seconds = 0
+        written = self.writer.wait(ticket, seconds)
+        self._stuck_at = None if written else self.writer.progress
+        return written
+
     def _durable(self, ticket: int, step: int) -> bool:
-        written = self.writer.wait(ticket, COMMIT_SECONDS)
+        written = self._wait(ticket, COMMIT_SECONDS)
         before, self._lost = self._lost, self.writer.records_lost
         if written and self._lost == before:
             return True
-        self.not_durable += 1
+        self.writer.not_durable += 1
         got = "a loss" if written else "no answer yet"
         if os.getpid() != self.producer.pid:
             got = "the log of the parent process (a forked child has its own: eventlog.current())"
@@ -296,13 +327,29 @@ class Log:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    @property
+    def not_durable(self) -> int:
+        """Commits that were not on disk within COMMIT_SECONDS, or with losses."""
+        return self.writer.not_durable
+
+    @property
+    def waited(self) -> float:
+        """Seconds that recording waited, in all, for room in the queues."""
+        return self.writer.waited
+
     def losses(self) -> list[Loss]:
-        """Return what did not reach the disk so far."""
+        """Return what did not reach the disk so far, with its step where that is known."""
         return self.writer.losses()
+
+    def pruned(self) -> list[Pruned]:
+        """Return the payload that was removed to keep its budget."""
+        return self.writer.pruned()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Write what is queued; False when that took longer than `timeout` seconds. May be called twice."""
-        return self.writer.close(timeout)
+        closed = self.writer.close(timeout)
+        self._tell_news()
+        return closed
 
 
 def _checked(metrics: Any) -> tuple[dict[str, float], ...]:
@@ -318,57 +365,3 @@ def _checked(metrics: Any) -> tuple[dict[str, float], ...]:
             as_key(key, "metric name")
         parts.append({key: as_metric(value, key) for key, value in part.items()})
     return tuple(parts)
-
-
-def _open_run(options: Options) -> RunDir:
-    if options.payload_budget is not None:
-        raise LogError(
-            f"expected no payload_budget, which this version has not, got {options.payload_budget}"
-        )
-    if options.resume not in ("allow", "must", "never"):
-        raise LogError(f"expected resume to be allow, must or never, got {options.resume!r}")
-    if options.payload not in ("full", "off"):
-        raise LogError(f"expected payload to be full or off, got {options.payload!r}")
-    if options.fsync not in (False, "periodic", "commit"):
-        raise LogError(f"expected fsync to be False, 'periodic' or 'commit', got {options.fsync!r}")
-    if options.resume == "must":
-        return RunDir.open(options.run_dir)
-    run = RunDir.create(options.run_dir)
-    if options.resume == "never" and run.attempts():
-        raise LogError(f"expected no earlier attempt (resume='never'), got {len(run.attempts())}: {run.path}")
-    return run
-
-
-def _producer(options: Options, run: RunDir) -> Producer:
-    rank, world_size = place_in_world(options.rank, options.world_size)
-    session = uuid.uuid4().hex
-    return Producer(
-        run=run.id,
-        session=session,
-        role=options.role,
-        rank=rank,
-        world=_world(options.role, world_size) if world_size > 1 else session,
-        world_size=world_size,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        started_us=time.time_ns() // 1000,
-    )
-
-
-def place_in_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size): given, of torch.distributed, RANK and WORLD_SIZE, else (0, 1)."""
-    if rank is not None:
-        return as_int(rank, "rank"), 1 if world_size is None else as_int(world_size, "world_size")
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _world(role: str, world_size: int) -> str:
-    """Name the world of ranks this process was launched in, alike in all of them."""
-    launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
-    if not any(launch):
-        launch = [socket.gethostname(), str(os.getppid())]
-    text = "\n".join([*launch, role, str(world_size)])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

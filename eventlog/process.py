@@ -9,16 +9,18 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
+from . import ending
 from .arrays import as_step
 from .errors import LogError
-from .log import Log, Options
+from .log import CLOSE_SECONDS, END_SECONDS, Log
+from .options import Options
 
 if TYPE_CHECKING:
-    from .log import Fsync
+    from .options import Fsync
 
 _current: Log | None = None
 _after_fork: Options | None = None
@@ -35,7 +37,7 @@ def start(
     resume_step: int | None = None,
     resume: str = "allow",
     payload: str = "full",
-    payload_budget: int | None = None,
+    payload_budget: int | str | None = None,
     fsync: Fsync = False,
 ) -> Log:
     """Start the log of this process in `run_dir`, which is created when it does not exist.
@@ -43,7 +45,9 @@ def start(
     `role` and `rank` name the producer (rank and world size from torch.distributed or RANK and WORLD_SIZE
     where not given); `attempt` and `resume_step` say what a restart is where the caller knows; `resume`
     must | never insists on an existing run or a new one; `payload` "full" keeps every selected value,
-    "off" the moments alone; `fsync` False survives a killed process, "periodic" and "commit" a dead node.
+    "sample" (or "sample:N") at most 1024 (or N) of each record, "off" the moments alone; `payload_budget` is
+    how many bytes of them this process keeps (5_000_000_000, "5GB"), the oldest go first; `fsync` False
+    survives a killed process, "periodic" and "commit" a dead node.
     """
     if not os.fspath(run_dir):
         raise LogError("expected a run directory, got ''")
@@ -67,12 +71,22 @@ def start(
 
 def stop() -> None:
     """Write what is queued and end the log; without a started log nothing happens."""
+    _stop("finished")
+
+
+def _stop(outcome: str, detail: str = "") -> None:
     global _current
     with _lock:
         log, _current = _current, None
     if log is not None:
-        log.end("finished")
-        log.close()
+        _end(log, outcome, detail)
+
+
+def _end(log: Log, outcome: str, detail: str) -> None:
+    """End a log, in CLOSE_SECONDS all in all."""
+    began = time.monotonic()
+    log.end(outcome, detail, END_SECONDS)
+    log.close(CLOSE_SECONDS - (time.monotonic() - began))
 
 
 def current() -> Log | None:
@@ -91,6 +105,7 @@ def _install(log: Log) -> Log:
     global _current, _after_fork
     _current, _after_fork = log, None
     _chain_sigterm()
+    ending.watch(_drain_at_exit)
     return log
 
 
@@ -100,7 +115,7 @@ def _start_from_environment() -> Log | None:
     env = {name: value for name in _VARIABLES if (value := os.environ.get(_PREFIX + name))}
     if env.get("DISABLED", "0") != "0" or "DIR" not in env:
         return None
-    texts = {name.lower(): env[name] for name in ("ROLE", "RESUME", "PAYLOAD") if name in env}
+    texts = {name.lower(): env[name] for name in _TEXTS if name in env}
     numbers = {name.lower(): _integer(name, env[name]) for name in _INTEGERS if name in env}
     fsync = {"": False, "0": False}.get(env.get("FSYNC", ""), env.get("FSYNC"))
     return start(env["DIR"], fsync=fsync, **texts, **numbers)  # pyright: ignore[reportArgumentType]
@@ -114,18 +129,16 @@ def _integer(name: str, text: str) -> int:
 
 
 _PREFIX = "AREAL_METRICS_"
-_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP", "PAYLOAD_BUDGET")
-_VARIABLES = ("DIR", "DISABLED", "ROLE", "RESUME", "PAYLOAD", "FSYNC", *_INTEGERS)
+_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP")
+_TEXTS = ("ROLE", "RESUME", "PAYLOAD", "PAYLOAD_BUDGET")
+_VARIABLES = ("DIR", "DISABLED", "FSYNC", *_TEXTS, *_INTEGERS)
 
 
 def _drain_at_exit() -> None:
     log = _current
     if log is None or log.producer.pid != os.getpid():
         return
-    error = getattr(sys, "last_value", None)
-    if error is not None:
-        log.end("exception", f"{type(error).__name__}: {error}"[:500])
-    stop()
+    _stop(*ending.outcome())
 
 
 def _chain_sigterm() -> None:
@@ -140,8 +153,7 @@ def _chain_sigterm() -> None:
 def _on_sigterm(number: int, _frame: object) -> None:
     log = _current
     if log is not None:
-        log.end("signal", signal.Signals(number).name)
-        log.close()
+        _end(log, "signal", signal.Signals(number).name)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -1,29 +1,38 @@
 """Verified frames of a live or finished run, producer by producer, in order; and what was skipped.
 
 Every pass looks at the directory and the indexes anew, so it sees what has been sealed since the last one.
-At most one segment is open a pass, and one frame in memory.
+At most one segment is open a pass, and one frame, or about a megabyte of small ones, in memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .rundir import Problem, Producer, RunDir, SegmentFile
+import pyarrow as pa
+
+from .errors import ManifestError
+from .manifest import read_json
+from .rundir import Problem, Producer, RunDir, SegmentFile, now_us
 from .schema import IndexRecord, LossCause, RecordType, Stream
-from .sealed import SealedSegment
-from .segment import Loss
+from .sealed import SILENT_SECONDS, SealedSegment, read_end
+from .segment import NOTHING_TOLD, Loss, Pruned, Told
 from .windows import Completeness, WindowSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
+    from .sealed import Sealed
 
     Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
+    Wanted = Callable[[str, IndexRecord], bool]
+
+MOVED: Final = "tables/moved.json"  # names the payload streams whose rows are in tables alone
+FOLLOWED_SECONDS: Final = 10.0  # two heartbeats: more than clocks of one cluster differ
 
 
 @dataclass(slots=True)
@@ -37,17 +46,27 @@ class SessionState:
     heartbeat_us: int = 0  # last sign of life, UTC
     ended: bool = False  # closed in order
     losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them
-    pruned: set[int] = field(default_factory=set[int])  # payload segments removed to keep a budget
+    pruned: set[int] = field(default_factory=set[int])  # payload segments removed to keep a budget …
+    prunes: list[Pruned] = field(default_factory=list[Pruned])  # … and what was in them
+    told: Told = NOTHING_TOLD  # what the process said of itself with its last sign of life
     bytes: Counter[Stream] = field(default_factory=Counter[Stream])  # on the disk, indexes included
     unsealed: Counter[Stream] = field(default_factory=Counter[Stream])  # of a frame begun and not finished
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A segment, whether it is its stream's newest, and whether the one before it is missing."""
 
     file: SegmentFile
     newest: bool
     after_gap: bool
+
+
+class Block(NamedTuple):
+    """Frames of one producer that lie together, their rows joined in their order."""
+
+    producer: Producer
+    entries: list[IndexRecord]
+    batch: pa.RecordBatch
 
 
 class RunReader:
@@ -57,8 +76,10 @@ class RunReader:
         """Open a run; NotARunError when there is none, FormatVersionError when it is too new."""
         self.run = RunDir.open(path)
         self._producers: dict[str, Producer] = {}
-        self._checked: dict[Path, int] = {}  # per stream of records: frames before this place were read
+        self._dead: dict[str, bool] = {}  # sessions without an end mark whose life was asked for in this pass
+        self._checked: dict[Path, WindowSet] = {}  # per stream of records: the places of the frames read
         self._bad: set[tuple[Path, int]] = set()  # frames found damaged
+        self._left: Mapping[Path, Sequence[tuple[int, int]]] = {}  # frames that are left out
 
     @property
     def problems(self) -> list[Problem]:
@@ -67,32 +88,54 @@ class RunReader:
 
     def producers(self) -> list[Producer]:
         """Return every recording process, by role, rank and start."""
-        return [self._producer(files) for files in _by_session(self.run.segments())]
+        return [self.producer(files) for files in by_session(self.run.segments())]
 
     def records(self) -> Iterator[Frame]:
         """Yield every good frame of the records, of incomplete windows too: `sessions` tells which."""
         return self._frames(Stream.RECORDS)
 
-    def commits(self, wanted: Callable[[str, IndexRecord], bool] | None = None) -> Iterator[Frame]:
+    def commits(self, wanted: Wanted | None = None) -> Iterator[Frame]:
         """Yield the good frames of the commits; `wanted` as for the payload."""
         return self._frames(Stream.COMMITS, wanted)
 
-    def payload(self, wanted: Callable[[str, IndexRecord], bool] | None = None) -> Iterator[Frame]:
+    def payload(self, wanted: Wanted | None = None) -> Iterator[Frame]:
         """Yield the good frames of the payload; `wanted(session, record)` is asked before a frame is read."""
         return self._frames(Stream.PAYLOAD, wanted)
 
+    def blocks(
+        self, stream: Stream, columns: Sequence[str] | None = None, wanted: Wanted | None = None
+    ) -> Iterator[Block]:
+        """Yield the good frames of a stream joined to blocks of about a megabyte: the way to read many.
+
+        All columns or some of them, in the schema's order; `wanted` is asked before a frame is read.
+        """
+        for producer, entries in self._read(stream, wanted, None if columns is None else tuple(columns)):
+            good = [(entry.record, entry.batch) for entry in entries if entry.record and entry.batch]
+            if good:
+                joined = pa.Table.from_batches([batch for _, batch in good]).combine_chunks()
+                yield Block(producer, [record for record, _ in good], joined.to_batches()[0])
+
+    def leave_out(self, frames: Mapping[Path, Sequence[tuple[int, int]]]) -> None:
+        """Do not read some frames: the caller has their rows from elsewhere, and they count as good.
+
+        By stream (`SegmentFile.data`), as ranges (first, stop) of places in its index, in order. Replaces
+        what was left out before.
+        """
+        self._left = frames
+
     def sessions(self) -> list[SessionState]:
         """Return the state of every process; frames of records not read before are read to be sure."""
-        return [self._state(files) for files in _by_session(self.run.segments())]
+        self._dead.clear()
+        return [self._state(files) for files in by_session(self.run.segments())]
 
     # Segments
 
-    def _producer(self, files: list[SegmentFile]) -> Producer:
-        """Who wrote them: as their schema messages say, else as far as their names do."""
+    def producer(self, files: Sequence[SegmentFile]) -> Producer:
+        """Who wrote a session's files: as their schema messages say, else as far as their names do."""
         first = files[0]
         known = self._producers.get(first.session)
         for file in files if known is None else ():
-            with SealedSegment(file, self.run.found, newest=file is files[-1]) as segment:
+            with self.opened(file, newest=file is files[-1]) as segment:
                 if known := segment.producer:
                     self._producers[first.session] = known
                     break
@@ -100,60 +143,108 @@ class RunReader:
             self.run.id, first.session, first.role, first.rank, "", 0, "", 0, first.started_us
         )
 
-    def _places(self, files: list[SegmentFile]) -> Iterator[_Place]:
+    def opened(
+        self, file: SegmentFile, *, newest: bool, columns: tuple[str, ...] | None = None
+    ) -> SealedSegment:
+        """Open a segment; what is wrong with it becomes a problem of this reader."""
+        return SealedSegment(
+            file, self.run.found, newest=newest, dead=lambda: self._is_dead(file), columns=columns
+        )
+
+    def places(self, files: Iterable[SegmentFile]) -> Iterator[Place]:
         """Walk the segments of one stream of a session; a missing one is a problem."""
+        files = list(files)
         expected, gap = 0, False
         for file in files:
             for number in range(expected, file.number):
-                between = _numbered(file, number)
+                between = replace(file, number=number)
                 if between.index.exists() or between.data.exists():  # a listing may miss what is just created
-                    yield _Place(between, newest=False, after_gap=gap)
+                    yield Place(between, newest=False, after_gap=gap)
                     gap = False
                 else:
                     self.run.found.add(Problem(between.data, "is missing"))
                     gap = True
-            yield _Place(file, file is files[-1], gap)
+            yield Place(file, file is files[-1], gap)
             expected, gap = file.number + 1, False
 
-    def _frames(
-        self, stream: Stream, wanted: Callable[[str, IndexRecord], bool] | None = None
-    ) -> Iterator[Frame]:
-        for files in _by_session(self.run.segments(stream)):
-            producer = self._producer(files)
-            for place in self._places(files):
-                with SealedSegment(place.file, self.run.found, newest=place.newest) as segment:
-                    if not segment.has_data and place.file.number in self._pruned(files):
-                        continue
-                    for slot, record in segment.entries():
-                        if record is None or record.type != RecordType.FRAME:
-                            continue
-                        if wanted is None or wanted(producer.session, record):
-                            batch = segment.batch(slot, record)
-                            self._remember(segment, slot, good=batch is not None)
-                            if batch is not None:
-                                yield producer, record, batch
+    def pruned(self, files: Sequence[SegmentFile]) -> set[int]:
+        """Return the numbers of the payload segments that were removed: to keep a budget, or as compacted.
 
-    def _pruned(self, files: list[SegmentFile]) -> set[int]:
+        What says so may stand in a segment that was begun since `files` were listed.
+        """
         pruned: set[int] = set()
-        for file in files if files[0].stream is Stream.PAYLOAD else ():
-            with SealedSegment(file, self.run.found, newest=file is files[-1]) as segment:
+        first = files[0]
+        listed = self.run.segments_of(first.role, first.rank) if first.stream is Stream.PAYLOAD else ()
+        listed = [f for f in listed if (f.session, f.stream) == (first.session, first.stream)]
+        for file in listed:
+            with self.opened(file, newest=file is listed[-1]) as segment:
                 records = (record for _, record in segment.entries() if record)
                 pruned |= {record.last_id for record in records if record.type == RecordType.PRUNE}
-        return pruned
+        moved = self._moved() if files[0].stream is Stream.PAYLOAD else frozenset[str]()
+        return pruned | {file.number for file in files if file.data.name in moved}
 
-    def _remember(self, segment: SealedSegment, slot: int, *, good: bool) -> None:
+    def _moved(self) -> frozenset[str]:
+        """Return the names of payload streams whose rows are in tables alone, as `compact` has noted."""
+        try:
+            return frozenset(read_json(self.run.path / MOVED)["streams"])
+        except (ManifestError, KeyError, TypeError):
+            return frozenset()
+
+    def _is_left(self, path: Path, slot: int) -> bool:
+        return any(first <= slot < stop for first, stop in self._left.get(path, ()))
+
+    def _read(
+        self, stream: Stream, wanted: Wanted | None, columns: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[Producer, list[Sealed]]]:
+        """Yield the frames that lie together, producer by producer."""
+        self._dead.clear()
+        for files in by_session(self.run.segments(stream)):
+            producer = self.producer(files)
+            asked = None if wanted is None else partial(wanted, producer.session)
+            gone: set[int] = set()
+            for place in self.places(files):
+                with self.opened(place.file, newest=place.newest, columns=columns) as segment:
+                    if not segment.has_data:
+                        gone = gone if place.file.number in gone else self.pruned(files)
+                        if place.file.number in gone:
+                            continue
+                    left = self._left.get(segment.data_path, ())
+                    begin = left[0][1] if left and left[0][0] <= 1 else 0  # place 0 is the schema's
+                    for entries in segment.sealed(begin, asked):
+                        read = [
+                            entry
+                            for entry in entries
+                            if entry.read and not (left and self._is_left(segment.data_path, entry.slot))
+                        ]
+                        for entry in read:
+                            self.remember(segment, entry.slot, good=entry.batch is not None)
+                        yield producer, read
+
+    def _frames(self, stream: Stream, wanted: Wanted | None = None) -> Iterator[Frame]:
+        for producer, entries in self._read(stream, wanted):
+            for entry in entries:
+                if entry.record and entry.batch:
+                    yield producer, entry.record, entry.batch
+
+    def remember(self, segment: SealedSegment, slot: int, *, good: bool) -> None:
+        """Note that a frame was read, so that `sessions` need not read it again."""
         path = segment.data_path
         if segment.file.stream is Stream.RECORDS:
-            self._checked[path] = max(slot + 1, self._checked.get(path, 0))
+            self._checked.setdefault(path, WindowSet()).add(slot)
         if good:
             self._bad.discard((path, slot))
         else:
             self._bad.add((path, slot))
 
+    def _is_dead(self, file: SegmentFile) -> bool:
+        if file.session not in self._dead:
+            self._dead[file.session] = is_dead(self.run, file)
+        return self._dead[file.session]
+
     # States
 
     def _state(self, files: list[SegmentFile]) -> SessionState:
-        state = SessionState(self._producer(files))
+        state = SessionState(self.producer(files))
         streams = {stream: list(some) for stream, some in groupby(files, lambda file: file.stream)}
         records = self._account(streams.get(Stream.RECORDS, []), state)
         state.complete, state.incomplete = records.complete, records.incomplete
@@ -164,9 +255,9 @@ class RunReader:
     def _account(self, files: list[SegmentFile], state: SessionState) -> Completeness:
         windows = Completeness()
         gone: list[SegmentFile] = []
-        for place in self._places(files):
+        for place in self.places(files):
             stream = place.file.stream
-            with SealedSegment(place.file, self.run.found, newest=place.newest) as segment:
+            with self.opened(place.file, newest=place.newest) as segment:
                 if place.after_gap or segment.header is None:
                     windows.gap()
                 frames = False
@@ -185,8 +276,12 @@ class RunReader:
 
     def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
         """A stream that is gone is damage, but for payload whose removal the process has noted."""
+        if unnoted := [f for f in files if f.stream is Stream.PAYLOAD and f.number not in state.pruned]:
+            state.pruned |= self.pruned(unnoted)
         for file in files:
-            if file.stream is Stream.PAYLOAD and file.number in state.pruned:
+            if file.stream is Stream.PAYLOAD and (
+                file.number in state.pruned or file.data.name in self._moved()
+            ):
                 self.run.found.clear(file.data)
             else:
                 self.run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
@@ -208,25 +303,50 @@ class RunReader:
             state.losses.append(_loss(segment.file.stream, record))
         elif record.type == RecordType.PRUNE:
             state.pruned.add(record.last_id)
+            windows_of = record.window, record.first_id
+            state.prunes.append(Pruned(record.last_id, windows_of, record.rows, record.length))
+        elif record.type in (RecordType.HEARTBEAT, RecordType.END):
+            state.told = Told(record.offset, record.length)
 
     def _is_good(self, segment: SealedSegment, slot: int, record: IndexRecord) -> bool:
         """Whether the bytes of a frame are right. Those of payload and commits are not read for it."""
-        unread = slot >= self._checked.get(segment.data_path, 0)
+        if self._left and self._is_left(segment.data_path, slot):
+            return True
+        unread = slot not in self._checked.get(segment.data_path, ())
         if segment.file.stream is Stream.RECORDS and unread:
-            self._remember(segment, slot, good=segment.batch(slot, record) is not None)
+            self.remember(segment, slot, good=segment.batch(slot, record) is not None)
         return segment.has_data and (segment.data_path, slot) not in self._bad
 
 
-def _by_session(files: list[SegmentFile]) -> Iterator[list[SegmentFile]]:
+def by_session(files: Iterable[SegmentFile]) -> Iterator[list[SegmentFile]]:
+    """Group segments, sorted as `RunDir.segments` has them, by the process that wrote them."""
     for _, some in groupby(files, lambda file: file.order[:4]):
         yield list(some)
 
 
-def _numbered(file: SegmentFile, number: int) -> SegmentFile:
-    return SegmentFile(file.folder, file.stream, file.role, file.rank, file.started_us, file.session, number)
+def is_dead(run: RunDir, file: SegmentFile) -> bool:
+    """Whether nothing more will come of the session that wrote a file: by its end mark, or by all signs.
+
+    It gave no sign of life for SILENT_SECONDS, or another of its role and rank, or a later attempt, began
+    after it had fallen silent.
+    """
+    kin = [other for other in run.segments_of(file.role, file.rank) if other.stream is Stream.RECORDS]
+    own = [other for other in kin if other.session == file.session]
+    if not own:
+        return True
+    end = read_end(own[-1])
+    newest = run.newest_attempt()
+    if end.ended or (end.attempt is not None and newest is not None and newest > end.attempt):
+        return True
+    later = [other.started_us for other in kin if other.session != file.session]
+    later += [claim.started_us for claim in run.attempts()]
+    silent = abs(now_us() - end.seen_us) / 1e6
+    followed = (max(later, default=0) - end.seen_us) / 1e6
+    return silent > SILENT_SECONDS or followed > FOLLOWED_SECONDS
 
 
 def _loss(stream: Stream, record: IndexRecord) -> Loss:
     known = record.cause in set(LossCause)
     cause = LossCause(record.cause) if known else record.cause
-    return Loss(stream, cause, record.window, record.rows, record.length)
+    step = record.first_id if record.first_id == record.last_id else None
+    return Loss(stream, cause, record.window, record.rows, record.length, step=step)

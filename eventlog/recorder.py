@@ -7,20 +7,22 @@ is recorded: a refused call records nothing. A recorder may be used from any thr
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
 
-from . import arrays, moments, scope
+from . import arrays, batch, device, histogram, moments, scope
 from .errors import RecordingError
 from .frame import UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
+from .settlement import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,8 +56,9 @@ class Recorder:
         self._expected: dict[Spec, int] = {}
         self._current: dict[str, Masked] = {}
         self.masks: list[Masked] = []
-        self.series: dict[tuple[Spec, int | None], Series] = {}
+        self.series: dict[tuple[Spec, int | None, str | None], Series] = {}
         self.kept_since: int | None = None  # the first window with records that a later export covers too
+        self.asks = False  # whether quantiles of any key were ever asked
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -70,8 +73,9 @@ class Recorder:
         reduce_type: ReduceType | None,
         denominator: str | None = None,
         label: str | None = None,
+        quantiles: tuple[float, ...] = (),
     ) -> Spec:
-        identity = (key, kind, reduce_type, denominator, label)
+        identity = (key, kind, reduce_type, denominator, label, quantiles)
         spec = self._specs.get(identity)
         if spec is None:
             spread = self._spread.get(key, Spread.SHARDS)
@@ -80,8 +84,11 @@ class Recorder:
                 raise RecordingError(
                     f"expected AVG or SUM for {key!r}, whose values are shares, got {wanted}"
                 )
-            spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread)
+            if spread is Spread.SHARES and quantiles:
+                raise RecordingError(f"expected no quantiles of {key!r}, whose values are shares")
+            spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread, quantiles)
             self._specs[identity] = spec
+            self.asks = self.asks or bool(quantiles)
         return spec
 
     def scope(self, name: str) -> AbstractContextManager[None]:
@@ -104,25 +111,39 @@ class Recorder:
         """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
         self._step = None if step is None else arrays.as_step(step)
 
-    def _now(self) -> tuple[int, int | None]:
-        """Return the time of a call (UTC µs) and its step."""
-        return time.time_ns() // 1000, _process_step if self._step is None else self._step
+    def _now(self, step: Any = None) -> tuple[int, int | None]:
+        """Return the time of a call (UTC µs) and its step, unless that is given."""
+        own = _process_step if self._step is None else self._step
+        return time.time_ns() // 1000, own if step is None else arrays.as_step(step)
 
     # -- verbs -------------------------------------------------------------------------------------
 
-    def denominator(self, masks: Mapping[str, Any], label: str | None = None) -> None:
-        """Register masks (non-empty bool tensors); stats recorded later bind to them by name."""
+    def denominator(
+        self, masks: Mapping[str, Any], label: str | None = None, about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Register masks (non-empty bool tensors); stats recorded later bind to them by name.
+
+        `about` is what is said of their sequences, see `batch.Batch.read`.
+        """
+        said = batch.Batch.read(**about) if about else batch.PLAIN
         checked = [(full := self.full_key(key), arrays.as_mask(mask, full)) for key, mask in masks.items()]
         now, step = self._now()
         fresh = [
-            (key, mask, self._spec(key, Kind.DENOMINATOR, ReduceType.SUM, None, label))
+            (key, mask, self._spec(key, Kind.DENOMINATOR, ReduceType.SUM, None, label), said.of(mask, key))
             for key, mask in checked
         ]
         with self.lock:
-            for key, mask, spec in fresh:
-                masked = Masked(spec, mask, now, step)
+            for key, mask, spec, own in fresh:
+                masked = Masked(spec, mask, now, step, own)
                 self.masks.append(masked)
                 self._current[key] = masked
+
+    def unregister(self, key: str) -> str:
+        """Let no stat bind to a mask any more, for the next one was refused; returns its full key."""
+        full = self.full_key(key)
+        with self.lock:
+            self._current.pop(full, None)
+        return full
 
     def stat(
         self,
@@ -130,9 +151,11 @@ class Recorder:
         tensors: Mapping[str, Any],
         reduce_type: ReduceType = ReduceType.AVG_MIN_MAX,
         label: str | None = None,
+        quantiles: Any = None,
     ) -> None:
         """Record floating tensors of the denominator's shape under its current mask."""
-        reduce_type = _reduce_type(reduce_type)
+        asked = () if quantiles is None else histogram.as_quantiles(quantiles)
+        reduce_type = arrays.as_reduce_type(reduce_type)
         if reduce_type is ReduceType.SCALAR:
             raise RecordingError(
                 "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
@@ -149,7 +172,7 @@ class Recorder:
             shape = masked.shape
             checked = [
                 (
-                    self._spec(full := self.full_key(key), Kind.STAT, reduce_type, name, label),
+                    self._spec(full := self.full_key(key), Kind.STAT, reduce_type, name, label, asked),
                     arrays.as_values(value, full, shape),
                 )
                 for key, value in tensors.items()
@@ -158,13 +181,43 @@ class Recorder:
                 masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
-        """Append numbers; exported as their mean and count."""
+        """Append numbers; exported as their mean and count. Those on a device are read when drained."""
         checked = [
-            (full := self.full_key(key), arrays.as_scalar(value, full)) for key, value in values.items()
+            (full := self.full_key(key), device.as_scalar(value, full)) for key, value in values.items()
         ]
         self._append(Kind.SCALAR, checked, label)
 
-    def timing(self, key: str, seconds: float) -> None:
+    def samples(
+        self,
+        key: str,
+        values: Mapping[str, Any],
+        *,
+        tags: Mapping[str, Any] | None = None,
+        step: Any = None,
+    ) -> None:
+        """Append numbers measured on samples, by sample id; exported as those of `scalar` are.
+
+        `tags` is what else is known of all of them, as JSON takes it; `step` the step of the model that was
+        measured. Without values the key is known all the same, as it is on ranks that have some.
+        """
+        full = self.full_key(key)
+        checked = {arrays.as_id(each): arrays.as_scalar(value, full) for each, value in values.items()}
+        now, step = self._now(step)
+        about = json.dumps(dict(tags or {}), sort_keys=True)
+        with self.lock:
+            spec = self._spec(full, Kind.SCALAR, ReduceType.SCALAR)
+            series = self.series.setdefault((spec, step, about), Series(spec, step, about))
+            for each, value in checked.items():
+                series.append(value, now)
+                series.samples.append(each)
+
+    def sampled(self, key: str) -> bool:
+        """Whether the window has the key by sample."""
+        full = self.full_key(key)
+        with self.lock:
+            return any(s.about is not None and s.spec.key == full for s in self.series.values())
+
+    def timing(self, key: str, seconds: float | device.Lap) -> None:
         """Append a duration in seconds under "timeperf/", whatever the scope and tracker."""
         self._append(Kind.TIMING, [(TIMING_PREFIX + arrays.as_key(key), seconds)], None)
 
@@ -175,17 +228,17 @@ class Recorder:
         ]
         self._append(Kind.COUNTER, checked, label)
 
-    def _append(self, kind: Kind, values: Sequence[tuple[str, float]], label: str | None) -> None:
+    def _append(self, kind: Kind, values: Sequence[tuple[str, Any]], label: str | None) -> None:
         now, step = self._now()
         with self.lock:
-            ready: list[tuple[Series, float]] = []
+            ready: list[tuple[Series, Any]] = []
             for key, value in values:
                 spec = self._spec(key, kind, _SERIES_TYPES[kind], None, label)
-                series = self.series.get((spec, step)) or Series(spec, step)
+                series = self.series.get((spec, step, None)) or Series(spec, step)
                 series.check(value)
                 ready.append((series, value))
             for series, value in ready:
-                self.series[series.spec, step] = series
+                self.series[series.spec, step, None] = series
                 series.append(value, now)
 
     def begin_anew(self) -> None:
@@ -217,17 +270,6 @@ class Recorder:
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
 
 
-def _reduce_type(given: Any) -> ReduceType:
-    """Return our member for ours or for AReaL's own of the same name."""
-    if isinstance(given, ReduceType):
-        return given
-    try:
-        return ReduceType[given.name]
-    except (AttributeError, KeyError):
-        names = ", ".join(member.name for member in ReduceType)
-        raise RecordingError(f"expected a ReduceType ({names}), got {given!r}") from None
-
-
 def _in_use(masked: Masked) -> bool:
     """Whether another thread may be between registering this mask and recording under it."""
     fresh = time.time_ns() // 1000 - masked.time < _IN_USE_US
@@ -249,6 +291,7 @@ class Drained:
     rows: Rows
     first_window: int  # before the frame's own when it covers what earlier exports left
     step: int | None = None
+    histograms: dict[Spec, Rows] = field(default_factory=dict[Spec, "Rows"])  # where quantiles are asked
 
 
 def drain(
@@ -259,13 +302,16 @@ def drain(
         chosen = list(recorders)
         for recorder in chosen:
             held.enter_context(recorder.lock)
+        settle((m for r in chosen for m in r.masks), (s for r in chosen for s in r.series.values()))
         frame = Frame(next(_windows), _ids_for(chosen))
         specs, rows = _collect(chosen, frame, key)
+        histograms = _histograms(chosen, frame, key)
         frame.seal(step)
         since = [frame.window, *(r.kept_since for r in chosen if r.kept_since is not None)]
         for recorder in chosen:
             _release(recorder, key, reset, frame.window)
-    return Drained(frame, specs, np.concatenate(rows) if rows else moments.empty(0), min(since), step)
+    found = np.concatenate(rows) if rows else moments.empty(0)
+    return Drained(frame, specs, found, min(since), step, histograms)
 
 
 def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:
@@ -313,7 +359,6 @@ def _collect(recorders: list[Recorder], frame: Frame, key: str | None) -> tuple[
 def _collect_masked(
     masked: Masked, frame: Frame, key: str | None, specs: list[Spec], rows: list[Rows]
 ) -> None:
-    masked.settle()
     blocks = [block for block in masked.blocks.values() if block.of_key(key)]
     own = (key is None or masked.spec.key == key) and not masked.counted
     if (blocks or own) and masked.record_id == UNLOGGED:
@@ -327,6 +372,17 @@ def _collect_masked(
         chosen = block.of_key(key)
         specs += block.calls.specs if key is None else [block.calls.specs[i] for i in chosen]
         rows.append(found if key is None else found[chosen])
+
+
+def _histograms(recorders: list[Recorder], frame: Frame, key: str | None) -> dict[Spec, Rows]:
+    """Count the values of keys of which quantiles are asked; their records are tagged with what is asked."""
+    found: dict[Spec, Rows] = {}
+    masks = (masked for recorder in recorders if recorder.asks for masked in recorder.masks)
+    for block in (block for masked in masks for block in masked.blocks.values()):
+        for spec, record, counts in block.asked(key):
+            frame.tags[record] = histogram.tags(spec.quantiles)
+            found[spec] = counts if spec not in found else found[spec] + counts
+    return found
 
 
 def _begin_anew_in_child() -> None:

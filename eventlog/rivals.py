@@ -7,12 +7,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from .rundir import Problems, Producer, RunDir, SegmentFile, now_us
+from .rundir import Producer, RunDir, SegmentFile, now_us
 from .schema import Stream
-from .sealed import SealedSegment
+from .sealed import SILENT_SECONDS, read_end
 
-SILENT_SECONDS: Final = 30.0  # a process of another host that gave no sign for so long counts as gone
-_LAST_ENTRIES: Final = 4096  # of an index: more than a process writes between two heartbeats
 _CLOCK_STEP: Final = 60.0  # seconds by which a clock may have been set since
 
 
@@ -24,9 +22,7 @@ def rivals(run: RunDir, producer: Producer) -> list[str]:
 
 
 def _sign_of_life(file: SegmentFile, mine: Producer) -> str | None:
-    with SealedSegment(file, Problems(), newest=True) as segment:
-        for _ in segment.entries(max(0, segment.slots - _LAST_ENTRIES)):
-            pass
+    segment = read_end(file)
     if segment.header is None or segment.ended:
         return None
     who = segment.producer

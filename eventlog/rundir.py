@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from .manifest import create_json, read_json, write_json
+from .redaction import redact_sensitive_config
 from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 
 if TYPE_CHECKING:
@@ -258,10 +259,12 @@ class RunDir:
     def claim_attempt(self, info: dict[str, Any], number: int | None = None) -> int:
         """Claim the next number (or the given one) for the caller; no two processes get the same.
 
-        `info` holds fields of `Attempt`; start, host and pid are filled in when they are missing.
+        `info` holds fields of `Attempt`; start, host and pid are filled in when they are missing, secrets
+        are taken out.
         LogError when the given number is taken, RunDirectoryError when the directory cannot be written.
         """
-        claim = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
+        told = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
+        claim = redact_sensitive_config(told)
         newest = self.newest_attempt()
         free = itertools.count(0 if newest is None else newest + 1) if number is None else [number]
         try:

@@ -23,6 +23,11 @@ Index header (64 bytes)                       Index record (64 bytes)
 Record 0 of an index covers the schema message (type frame, window -1, no rows). Compatibility: a reader takes
 every minor version of its major; it fills columns the file lacks with null and ignores those it does not
 know. Columns are only ever added at the end.
+
+What else a record says: a heartbeat and the end have, as offset, the µs that callers waited for room so far
+and, as length, the commits that were not durable. A loss has its step twice, as first and last record id,
+where it was known (else 0, -1). A prune has the first window of the removed segment as its window, the last
+one as its first record id, and the rows and bytes that went.
 """
 
 from __future__ import annotations
@@ -73,7 +78,7 @@ RECORDS: Final = _schema(
     ("sum", pa.float64()),
     ("min", pa.float64()),  # of the finite values; +inf when there is none
     ("max", pa.float64()),  # of the finite values; -inf when there is none
-    ("tags", _TEXT),  # a JSON object
+    ("tags", _TEXT),  # a JSON object; of stats: {"quantiles": [0.5, 0.99]} where they were asked
     # the rest: only in rows of kind "export"; there, tracker and key say what alone was exported (null: all)
     ("export_id", _TEXT),
     ("members", _INTS),  # global ranks of the group; null: exported without a group
@@ -131,9 +136,8 @@ def fingerprint(schema: pa.Schema) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def crc32c(*parts: bytes | pa.Buffer) -> int:
-    """Return the CRC32C (Castagnoli) of the parts, one after the other."""
-    crc = 0
+def crc32c(*parts: bytes | pa.Buffer, crc: int = 0) -> int:
+    """Return the CRC32C (Castagnoli) of the parts, one after the other; `crc` is that of what came before."""
     for part in parts:
         crc = google_crc32c.extend(crc, part)
     return crc
@@ -167,6 +171,8 @@ class LossCause(IntEnum):
     CLOSE_TIMED_OUT = 4
     BUDGET = 5
     PREVIOUS_SEGMENT = 6
+    DAMAGED = 7  # found when the run was recovered
+    REFUSED = 8  # a recording mistake, where those do not raise (`mistakes`); the window is whole without it
 
 
 @dataclass(frozen=True, slots=True)

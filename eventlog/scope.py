@@ -6,14 +6,19 @@ change only their own; threads start without one.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arrays import as_key
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
+    from contextlib import AbstractContextManager
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 _PATHS: ContextVar[Mapping[object, str]] = ContextVar("areal_metrics_scopes", default={})  # noqa: B039 (never mutated)
 
@@ -35,6 +40,29 @@ def no_scope(recorder: object) -> Generator[None]:
     """Record without any prefix inside the block."""
     with _path(recorder, ""):
         yield
+
+
+def scoped(enter: Callable[[], AbstractContextManager[None]]) -> Callable[[F], F]:
+    """Decorate functions, sync or async, so that their bodies run inside what `enter` returns."""
+
+    def decorate(function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def scoped_async(*args: Any, **kwargs: Any) -> Any:
+                with enter():
+                    return await function(*args, **kwargs)
+
+            return scoped_async  # pyright: ignore[reportReturnType]
+
+        @functools.wraps(function)
+        def scoped_sync(*args: Any, **kwargs: Any) -> Any:
+            with enter():
+                return function(*args, **kwargs)
+
+        return scoped_sync  # pyright: ignore[reportReturnType]
+
+    return decorate
 
 
 @contextmanager

@@ -7,7 +7,8 @@ Whatever is wrong becomes a `Problem`; no damage raises. What the writer has not
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -26,32 +27,65 @@ from .schema import (
 from .segment import FINGERPRINTS, from_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import Self
 
-_DECODERS: Final = {stream: Decoder(schema) for stream, schema in SCHEMAS.items()}
+SILENT_SECONDS: Final = 30.0  # a process that gave no sign of life for so long counts as gone
 _INDEX_CHUNK: Final = 1024 * ENTRY_SIZE
 _TAIL_HEAD: Final = 1 << 16  # enough of a frame to judge it by
+READ_BYTES: Final = 1 << 20  # frames that lie together are read together, up to so much …
+_GAP_BYTES: Final = 1 << 16  # … with what is not wanted between them
+_LAST_ENTRIES: Final = 4096  # of an index: more than a process writes between two signs of life
+
+
+class Sealed(NamedTuple):
+    """An entry of an index: its place, what it says (None: damaged); of a frame that was read, its rows."""
+
+    slot: int
+    record: IndexRecord | None
+    read: bool = False  # whether it is a frame that was asked for
+    batch: pa.RecordBatch | None = None  # None, though read: damaged
+
+
+@cache
+def _decoder(stream: Stream, columns: tuple[str, ...] | None = None) -> Decoder:
+    return Decoder(SCHEMAS[stream], columns)
 
 
 class SealedSegment:
     """One segment as far as it is sealed; a context manager, as it holds two descriptors."""
 
-    def __init__(self, file: SegmentFile, problems: Problems, *, newest: bool) -> None:
-        """Open it; `newest`: its writer may still be at work in it, so an unsealed tail is no damage."""
+    def __init__(
+        self,
+        file: SegmentFile,
+        problems: Problems,
+        *,
+        newest: bool,
+        dead: Callable[[], bool] = lambda: False,
+        columns: tuple[str, ...] | None = None,
+    ) -> None:
+        """Open it, to read all or some columns.
+
+        `newest`: its writer may still be at work in it, so an unsealed tail is no damage, unless the process
+        is `dead`, which is asked only then.
+        """
         self.file = file
         self.data_path = file.data
         self.index_path = file.index
         self.header: IndexHeader | None = None  # None: nothing of the segment can be read
         self.producer: Producer | None = None
+        self.attempt: int | None = None  # what its writer knew when it began the segment
         self.seen_us = 0  # last sign of life, in what was read of the index
         self.ended = False  # whether the last record read is the end record
         self.unsealed = 0  # bytes of a frame being written, or that was when the process died
         self._problems = problems
         self._newest = newest
+        self._dead = dead
+        self._columns = columns
         self._sealed = 0  # end of the last frame read of the index
         self._decoder: Decoder | None = None
+        self._own = False  # whether the columns are those of this version
         self._index = self._open(self.index_path)
         self._data = self._open(self.data_path)
         self._size = _size(self._data)  # before the index is read: what lies behind its frames is one frame
@@ -138,6 +172,7 @@ class SealedSegment:
             self._problems.clear(self.data_path)
         written = self._written_schema(header.segment_uid)
         self.producer = said = None if written is None else from_metadata(written)
+        self.attempt = None if written is None else _attempt(written)
         file = self.file
         named = (file.role, file.rank, file.started_us, file.session)
         if said and named != (said.role, said.rank, said.started_us, said.session):
@@ -145,7 +180,7 @@ class SealedSegment:
             return
         self.header, self.seen_us = header, header.opened_us
         if header.fingerprint == FINGERPRINTS[file.stream]:
-            self._decoder = _DECODERS[file.stream]
+            self._decoder, self._own = _decoder(file.stream, self._columns), True
         elif written is not None:
             self._decoder = self._understood(written)
         elif self.slots:
@@ -162,12 +197,10 @@ class SealedSegment:
             return None
 
     def _understood(self, written: pa.Schema) -> Decoder | None:
-        for field in SCHEMAS[self.file.stream]:
-            at = written.get_field_index(field.name)
-            if at >= 0 and (got := written.field(at).type) != field.type:
-                self._report(self.data_path, f"expected column {field.name} as {field.type}, got {got}")
-                return None
-        return Decoder(written)
+        if misfit := misfit_of(written, self.file.stream):
+            self._report(self.data_path, misfit)
+            return None
+        return Decoder(written, self._columns)
 
     # The index
 
@@ -184,8 +217,8 @@ class SealedSegment:
             for at in range(0, len(chunk) - ENTRY_SIZE + 1, ENTRY_SIZE):
                 entry = chunk[at : at + ENTRY_SIZE]
                 record = IndexRecord.unpack(entry, self.header.segment_uid)
-                if record is None:
-                    suspects.append((slot, any(entry)))
+                if record is None or (record.type == RecordType.FRAME and record.offset < self._sealed):
+                    suspects.append((slot, any(entry)))  # damaged, or a frame that was there before
                 else:
                     yield from self._damaged(suspects)
                     self._problems.clear(self.index_path, slot)
@@ -213,10 +246,11 @@ class SealedSegment:
     def _judge_tail(self, suspects: list[tuple[int, bool]], torn: int) -> Iterator[tuple[int, None]]:
         """What lies behind the last good record is not yet written in a growing segment, damage in others."""
         growing = self._newest and not self.ended
-        not_yet = growing and len(suspects) == 1 and not suspects[0][1] and not torn  # zeros of a new page
+        alive = growing and not ((suspects or torn) and self._dead())
+        not_yet = alive and len(suspects) == 1 and not suspects[0][1] and not torn  # zeros of a new page
         if suspects and not not_yet:
             yield from self._damaged(suspects)
-        elif torn and not growing:
+        elif torn and not alive:
             reason = f"ends in {torn} bytes of an index record"
             self._report(self.index_path, reason, None, _size(self._index) - torn)
         elif self._sealed:
@@ -244,7 +278,9 @@ class SealedSegment:
             if slot:
                 self._report(self.data_path, "is missing, with the frames its index lists")
             return None
-        data = self._read(self._data, record.length, record.offset)
+        return self._checked(slot, record, self._read(self._data, record.length, record.offset))
+
+    def _checked(self, slot: int, record: IndexRecord, data: bytes) -> bytes | None:
         if len(data) < record.length:
             reason = f"expected a frame of {record.length} bytes, got {len(data)}"
         elif (found := crc32c(data)) != record.crc:
@@ -255,20 +291,70 @@ class SealedSegment:
         self._report(self.data_path, reason, slot, record.offset)
         return None
 
+    def sealed(
+        self, start: int = 0, wanted: Callable[[IndexRecord], bool] | None = None
+    ) -> Iterator[list[Sealed]]:
+        """Yield `entries` with the rows of all frames, or those that are wanted, as they are read together.
+
+        The columns are those of this version. A damaged frame has no rows, and is a problem.
+        """
+        held: list[tuple[int, IndexRecord | None]] = []
+        taken: list[tuple[int, IndexRecord]] = []  # the frames among them, which lie near each other
+        first = end = 0
+        for slot, record in self.entries(start):
+            if record and record.type == RecordType.FRAME and (wanted is None or wanted(record)):
+                stop = record.offset + record.length
+                if not 0 <= record.offset - end <= _GAP_BYTES or stop - first > READ_BYTES:
+                    yield self._filled(held, taken)
+                    held, taken, first = [], [], record.offset
+                taken.append((slot, record))
+                end = stop
+            held.append((slot, record))
+        yield self._filled(held, taken)
+
+    def _filled(
+        self, held: Sequence[tuple[int, IndexRecord | None]], taken: Sequence[tuple[int, IndexRecord]]
+    ) -> list[Sealed]:
+        rows = self.rows(taken) if taken else {}
+        return [Sealed(slot, record, slot in rows, rows.get(slot)) for slot, record in held]
+
+    def rows(self, taken: Sequence[tuple[int, IndexRecord]]) -> dict[int, pa.RecordBatch | None]:
+        """Read frames that lie near each other in one go, by their places; None for a damaged one."""
+        rows: dict[int, pa.RecordBatch | None] = dict.fromkeys(slot for slot, _ in taken)
+        if self._decoder is None:
+            return rows
+        first, end = taken[0][1].offset, taken[-1][1].offset + taken[-1][1].length
+        data = self._read(self._data, end - first, first) if len(taken) > 1 else b""
+        good: list[tuple[int, IndexRecord, bytes]] = []
+        for slot, record in taken:
+            place = record.offset - first
+            if len(data) == end - first:
+                frame = self._checked(slot, record, data[place : place + record.length])
+            else:
+                frame = self.frame(slot, record)
+            if frame is not None:
+                good.append((slot, record, frame))
+        batches = self._decoder.batches([frame for _, _, frame in good])
+        for (slot, record, _), batch in zip(good, batches, strict=True):
+            rows[slot] = self._judged(slot, record, batch)
+        return rows
+
     def batch(self, slot: int, record: IndexRecord) -> pa.RecordBatch | None:
         """Return a frame with the columns of this version; None, and a problem, when it is damaged."""
         if self._decoder is None or (frame := self.frame(slot, record)) is None:
             return None
-        try:
-            batch = self._decoder.batch(frame)
-        except ValueError as error:
-            self._report(self.data_path, str(error), slot, record.offset)
-            return None
-        if batch.num_rows != record.rows:
-            reason = f"expected {record.rows} rows, got {batch.num_rows}"
+        (found,) = self._decoder.batches([frame])
+        return self._judged(slot, record, found)
+
+    def _judged(
+        self, slot: int, record: IndexRecord, batch: pa.RecordBatch | ValueError
+    ) -> pa.RecordBatch | None:
+        if isinstance(batch, ValueError) or batch.num_rows != record.rows:
+            other = isinstance(batch, ValueError)
+            reason = str(batch) if other else f"expected {record.rows} rows, got {batch.num_rows}"
             self._report(self.data_path, reason, slot, record.offset)
             return None
-        return batch if self._decoder is _DECODERS[self.file.stream] else _conform(batch, self.file.stream)
+        return batch if self._own else _conform(batch, self.file.stream, self._columns)
 
 
 def _size(fd: int | None) -> int:
@@ -283,9 +369,31 @@ def _place(slot: int) -> int:
     return (1 + slot) * ENTRY_SIZE
 
 
-def _conform(batch: pa.RecordBatch, stream: Stream) -> pa.RecordBatch:
+def misfit_of(written: pa.Schema, stream: Stream) -> str:
+    """Say which column of another minor version has a type that this one cannot take; "" when none has."""
+    for field in SCHEMAS[stream]:
+        at = written.get_field_index(field.name)
+        if at >= 0 and (got := written.field(at).type) != field.type:
+            return f"expected column {field.name} as {field.type}, got {got}"
+    return ""
+
+
+def _attempt(written: pa.Schema) -> int | None:
+    said = (written.metadata or {}).get(b"attempt", b"")
+    return int(said) if said.isdigit() else None
+
+
+def _conform(batch: pa.RecordBatch, stream: Stream, columns: tuple[str, ...] | None) -> pa.RecordBatch:
     """Fill what another minor version lacks with null, leave out what it has more."""
-    schema = SCHEMAS[stream]
+    fields = [field for field in SCHEMAS[stream] if columns is None or field.name in columns]
     names = set(batch.schema.names)
-    columns = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    found = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in fields]
+    return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
+
+
+def read_end(file: SegmentFile) -> SealedSegment:
+    """Return a segment after reading only the end of its index: by it one knows its last sign of life."""
+    with SealedSegment(file, Problems(), newest=True) as segment:
+        for _ in segment.entries(max(0, segment.slots - _LAST_ENTRIES)):
+            pass
+    return segment

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .parts import pieces, size
 from .rundir import Producer, SegmentFile, now_us
 from .schema import (
     FORMAT_MAJOR,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .parts import Part
+
 _FORMAT: Final = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
 FINGERPRINTS: Final = {stream: fingerprint(schema) for stream, schema in SCHEMAS.items()}
 _sync = getattr(os, "fdatasync", os.fsync)
@@ -44,11 +47,36 @@ class Loss:
     rows: int = 0
     bytes: int = 0
     detail: str = ""  # known only in the process that lost them
+    step: int | None = None  # where it was known; else the window's commit says it
 
     def plus(self, other: Loss) -> Loss:
         """Return the two together, where they have stream, cause and window in common."""
-        rows, size = self.rows + other.rows, self.bytes + other.bytes
-        return Loss(self.stream, self.cause, self.window, rows, size, self.detail or other.detail)
+        return replace(
+            self,
+            rows=self.rows + other.rows,
+            bytes=self.bytes + other.bytes,
+            detail=self.detail or other.detail,
+            step=other.step if self.step is None else self.step,
+        )
+
+
+class Told(NamedTuple):
+    """What a process says of itself with its signs of life."""
+
+    waited_us: int = 0  # how long its callers waited for room
+    not_durable: int = 0  # commits that were not on disk when they returned
+
+
+NOTHING_TOLD: Final = Told()
+
+
+class Pruned(NamedTuple):
+    """A segment whose stream was removed to keep a budget."""
+
+    number: int
+    windows: tuple[int, int]  # the first and the last one with frames in it
+    rows: int
+    bytes: int
 
 
 class FrameInfo(NamedTuple):
@@ -80,7 +108,7 @@ def from_metadata(schema: pa.Schema) -> Producer | None:
     return Producer(run, session, role, rank, world, world_size, host, pid, start)
 
 
-def _write_all(fd: int, data: bytes | pa.Buffer) -> None:
+def _write_all(fd: int, data: Part) -> None:
     done = os.write(fd, data)
     if done == len(data):
         return
@@ -100,7 +128,10 @@ class SegmentWriter:
         self.size = 0  # of the stream
         self.frames = 0  # sealed, the schema not counted
         self.unsynced = 0  # bytes
+        self.rows = 0
+        self.windows = NO_WINDOW, NO_WINDOW  # the first and last one with frames here
         self.said: list[Loss] = []  # losses noted before the first frame: they go with the files in `leave`
+        self.stays = False  # whether the files hold what stands nowhere else: a frame, or what was pruned
         self._named = False  # whether the files' names are on the disk
         self._uid = os.urandom(16)
         self._created: list[Path] = []
@@ -114,7 +145,7 @@ class SegmentWriter:
             self._index = self._create(file.index)
             _write_all(self._index, header.pack())
             self._data = self._create(file.data)
-            self._seal(schema.serialize(), FrameInfo())
+            self._seal([schema.serialize()], FrameInfo())
         except BaseException:
             self.leave()
             raise
@@ -125,35 +156,59 @@ class SegmentWriter:
         self._created.append(path)
         return fd
 
-    def append(self, data: pa.Buffer, said: FrameInfo) -> None:
+    def append(self, parts: list[Part], said: FrameInfo) -> None:
         """Write a frame and seal it."""
-        self._seal(data, said)
+        self._seal(parts, said)
         self.frames += 1
+        self.rows += said.rows
+        self.windows = said.window if self.frames == 1 else self.windows[0], said.window
         self.said.clear()
+        self.stays = True
 
-    def _seal(self, data: pa.Buffer, said: FrameInfo) -> None:
-        crc, size = crc32c(data), data.size
-        _write_all(self._data, data)
+    def _seal(self, parts: list[Part], said: FrameInfo) -> None:
+        crc, length = 0, size(parts)
+        for piece in pieces(parts):
+            crc = crc32c(piece, crc=crc)
+            _write_all(self._data, piece)
         flags = LAST_OF_WINDOW if said.last else 0
         ids = said.first_id, said.last_id
         self._note(
             IndexRecord(
-                RecordType.FRAME, said.window, flags, 0, said.frame, *ids, self.size, size, said.rows, crc
+                RecordType.FRAME, said.window, flags, 0, said.frame, *ids, self.size, length, said.rows, crc
             )
         )
-        self.size += size
-        self.unsynced += size
+        self.size += length
+        self.unsynced += length
 
-    def heartbeat(self, queued_bytes: int) -> None:
+    def heartbeat(self, queued_bytes: int, told: Told) -> None:
         """Note that the process is alive."""
-        self._note(IndexRecord(RecordType.HEARTBEAT, first_id=now_us(), rows=queued_bytes >> 10))
+        kind, now, rows = RecordType.HEARTBEAT, now_us(), queued_bytes >> 10
+        self._note(IndexRecord(kind, first_id=now, offset=told.waited_us, length=told.not_durable, rows=rows))
 
     def lost(self, loss: Loss) -> None:
         """Note a loss."""
         cause, rows = int(loss.cause), min(loss.rows, 0xFFFFFFFF)
-        self._note(IndexRecord(RecordType.LOSS, loss.window, cause=cause, length=loss.bytes, rows=rows))
+        steps = (0, -1) if loss.step is None else (loss.step, loss.step)
+        self._note(
+            IndexRecord(RecordType.LOSS, loss.window, 0, cause, 0, *steps, length=loss.bytes, rows=rows)
+        )
         if not self.frames:
             self.said.append(loss)
+
+    def pruned(self, gone: Pruned) -> None:
+        """Note that a segment of this stream is removed: before it is."""
+        first, last = gone.windows
+        self._note(
+            IndexRecord(
+                RecordType.PRUNE,
+                first,
+                first_id=last,
+                last_id=gone.number,
+                length=gone.bytes,
+                rows=min(gone.rows, 0xFFFFFFFF),
+            )
+        )
+        self.stays = True
 
     def _note(self, record: IndexRecord) -> None:
         _write_all(self._index, record.pack(self._uid))
@@ -167,20 +222,26 @@ class SegmentWriter:
             _sync_folder(self.file.folder)
             self._named = True
 
-    def finish(self) -> None:
+    def finish(self, told: Told | None = None) -> None:
         """Write the end record, if the disk takes it, and close as `close` does."""
+        waited, not_durable = told or NOTHING_TOLD
         with suppress(OSError):
-            self._note(IndexRecord(RecordType.END, first_id=now_us()))
+            self._note(IndexRecord(RecordType.END, first_id=now_us(), offset=waited, length=not_durable))
         self.close()
 
     def leave(self) -> None:
-        """Close after a failure; files that seal no frame are removed, all others stay as they are."""
+        """Close after a failure; files that hold nothing are removed, all others stay as they are."""
         with suppress(OSError):
             self.close()
-        if not self.frames:
+        if not self.stays:
             for path in reversed(self._created):  # the index last: a stream without one is damage
                 with suppress(OSError):
                     path.unlink()
+
+    def forget(self) -> None:
+        """In a forked child: close the descriptors, whatever that says."""
+        with suppress(OSError):
+            self.close()
 
     def close(self) -> None:
         """Close the descriptors; OSError when the file system says only now what it could not write."""

@@ -1,4 +1,4 @@
-"""Which windows of a stream are complete, told from its index records in their order."""
+"""Sets of numbers as runs, and which windows of a stream are complete by its index records in their order."""
 
 from __future__ import annotations
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
+from . import parts
 from .backlog import Backlog, Job
+from .budget import Budget
 from .errors import LogError, RunDirectoryError
-from .message import serialize
+from .losses import Losses
 from .schema import NO_WINDOW, SCHEMAS, LossCause, Stream
-from .segment import FrameInfo, Loss, SegmentWriter
+from .segment import FrameInfo, Told
+from .segments import Segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .rundir import Producer, RunDir
+    from .segment import Loss, Pruned, SegmentWriter
 
 HEARTBEAT_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 0.1
@@ -46,35 +49,46 @@ class Writer:
         records_queue_bytes: int = 64 << 20,
         payload_queue_bytes: int = 512 << 20,
         block_seconds: float = 5.0,
+        payload_budget: int | None = None,
     ) -> None:
         """Create the producer's records segment; RunDirectoryError when that cannot be.
 
         `fsync`: "periodic" every few seconds, "commit" (or True) before a commit's ticket is done.
+        `payload_budget`: bytes of payload to keep; past them the oldest segments are removed.
         """
         if fsync not in (False, True, "periodic", "commit"):
             raise LogError(f"expected fsync of False, 'periodic' or 'commit', got {fsync!r}")
-        self.attempt = attempt  # written into the segments opened from now on
-        self.records_lost = 0  # how often something of records or commits was lost
+        self.waited = 0.0  # seconds that callers waited for room
+        self.not_durable = 0  # commits, as the log counts them
+        self.progress = 0  # how much of what was put is written or lost
+        self.news: list[str] = []  # for the user, each thing once
         self._run = run
         self._producer = producer
         self._fsync = "commit" if fsync is True else fsync
-        self._segment_bytes = segment_bytes
         self._block_seconds = block_seconds
         self._changed = threading.Condition(threading.RLock())  # a signal handler may come in at any place
         self._urgent = Backlog(records_queue_bytes)
         self._payload = Backlog(payload_queue_bytes)
         self._tickets = 0
-        self._lost: dict[tuple[Stream, int, int], Loss] = {}
-        self._unsaid: dict[tuple[Stream, int, int], Loss] = {}
+        self._lost = Losses()
+        self._budget = Budget(payload_budget)
         self._closing = self._finished = self._abandoned = self._timed_out = False
         # The thread's own:
-        self._segments: dict[Stream, SegmentWriter] = {}
-        self._numbers = dict.fromkeys(Stream, 0)
+        self._segments = Segments(
+            run,
+            producer,
+            self._budget,
+            segment_bytes=segment_bytes,
+            fsync=bool(fsync),
+            attempt=attempt,
+            lose=self._lose,
+            owe=self._owe,
+        )
         self._next_frame: dict[tuple[Stream, int], int] = {}
         self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
         self._say_at = 0.0
         try:
-            self._segment(Stream.RECORDS)
+            self._segments.of(Stream.RECORDS)
         except OSError as error:
             folder = run.producer_dir(Stream.RECORDS, producer.role, producer.rank)
             raise RunDirectoryError(f"expected to write a segment, got {error.strerror}: {folder}") from error
@@ -94,18 +108,20 @@ class Writer:
         nbytes: int,
         last: bool = True,
         linger: bool = False,
+        step: int | None = None,
     ) -> int:
         """Hand over batches of a stream, encoded later on the writer's thread; return the ticket.
 
         The last batch completes the window, unless `last` is false: then more of it follows. Waits at most
         `block_seconds` while `nbytes` do not fit into the queue, then counts a loss. `linger` does not
-        wake the thread: it comes with the next put, when it is waited for, or within IDLE_SECONDS.
+        wake the thread: it comes with the next put, when it is waited for, or within IDLE_SECONDS. `step` is
+        what a loss will be listed under.
         """
         queue = self._payload if stream is Stream.PAYLOAD else self._urgent
         with self._changed:
             fits = self._wait_for_room(queue, nbytes)
             self._tickets += 1
-            job = Job(self._tickets, stream, encode, window, first_id, last_id, nbytes, last)
+            job = Job(self._tickets, stream, encode, window, first_id, last_id, nbytes, last, step)
             if self._closing:
                 self._lose_job(job, LossCause.CLOSE_TIMED_OUT, "came after the log was closed")
             elif not fits:
@@ -120,7 +136,9 @@ class Writer:
         if queue.fits(nbytes) or queue.stalled:
             return queue.fits(nbytes)
         self._changed.notify_all()
+        began = time.monotonic()
         fits = self._changed.wait_for(lambda: queue.fits(nbytes) or self._closing, self._block_seconds)
+        self.waited += time.monotonic() - began
         queue.stalled = not fits
         return fits
 
@@ -149,10 +167,44 @@ class Writer:
             self._changed.notify_all()
             return self._changed.wait_for(done, timeout)
 
+    def bind(self, first: int, last: int, step: int) -> None:
+        """Say which step the windows `first` to `last` are: what is lost of them is listed under it."""
+        with self._changed:
+            for queue in (self._urgent, self._payload):
+                queue.bind(first, last, step)
+            self._lost.bind(first, last, step)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is taken."""
+        return self._closing
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt that the segments begun from now on are of."""
+        return self._segments.attempt
+
+    @attempt.setter
+    def attempt(self, number: int) -> None:
+        self._segments.attempt = number
+
+    @property
+    def records_lost(self) -> int:
+        """How often something of records or commits was lost."""
+        return self._lost.of_records
+
+    def lose(self, loss: Loss) -> None:
+        """Count a loss of what was never put."""
+        self._lose(loss)
+
     def losses(self) -> list[Loss]:
         """Return what was lost so far, one entry a stream, cause and window."""
         with self._changed:
-            return list(self._lost.values())
+            return list(self._lost)
+
+    def pruned(self) -> list[Pruned]:
+        """Return the payload segments that were removed to keep the budget."""
+        return list(self._budget.pruned)
 
     def close(self, timeout: float = 10.0) -> bool:
         """Write everything and end the segments; False when `timeout` seconds were not enough.
@@ -170,7 +222,8 @@ class Writer:
         self._timed_out = True
         for queue in (self._urgent, self._payload):
             if queue.current:  # may still arrive: nothing is said on the disk
-                self._count(self._lost, queue.current.loss(LossCause.CLOSE_TIMED_OUT, "was being written"))
+                loss = queue.current.loss(LossCause.CLOSE_TIMED_OUT, "was being written")
+                self._lost.count(loss, owed=False)
             while queue.jobs:
                 job = queue.jobs.popleft()
                 queue.bytes -= job.nbytes
@@ -182,11 +235,8 @@ class Writer:
         self._changed = threading.Condition(threading.RLock())
         self._closing = self._finished = self._abandoned = True
         self._urgent, self._payload = Backlog(0), Backlog(0)
-        self._lost, self._unsaid = {}, {}
-        for segment in self._segments.values():
-            with suppress(OSError):
-                segment.close()
-        self._segments = {}
+        self._lost = Losses()
+        self._segments.forget()
 
     def _lose_job(self, job: Job, cause: LossCause, detail: str = "") -> None:
         self._advance(job.stream, job.window)
@@ -194,14 +244,17 @@ class Writer:
 
     def _lose(self, loss: Loss) -> None:
         with self._changed:
-            self.records_lost += loss.stream is not Stream.PAYLOAD
-            self._count(self._lost, loss)
-            self._count(self._unsaid, loss)
+            first = self._lost.count(loss)
+        if first and loss.stream is Stream.PAYLOAD:  # a commit tells of records
+            cause = LossCause(loss.cause).name.replace("_", " ").lower()
+            self.news.append(
+                f"values were lost ({cause}), records stay; later ones are counted: {self._run.path}"
+            )
 
-    @staticmethod
-    def _count(losses: dict[tuple[Stream, int, int], Loss], loss: Loss) -> None:
-        key = (loss.stream, loss.cause, loss.window)
-        losses[key] = losses[key].plus(loss) if key in losses else loss
+    def _owe(self, losses: Iterable[Loss]) -> None:
+        with self._changed:
+            for loss in losses:
+                self._lost.owe(loss)
 
     # The thread's side
 
@@ -215,6 +268,7 @@ class Writer:
                 self._write(job)
                 with self._changed:
                     queue.done(job)
+                    self.progress += 1
                     self._changed.notify_all()
                 del job  # what it holds is needed no more
             self._tend()
@@ -234,17 +288,19 @@ class Writer:
                     return
                 held = batch
             if held is None and job.window >= 0:  # nothing was recorded: the window is complete all the same
-                held = pa.RecordBatch.from_pylist([], schema=SCHEMAS[job.stream])
+                schema = SCHEMAS[job.stream]
+                held = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
             if held is not None:
                 self._append(job, held, final=True)
             if job.stream is Stream.COMMITS and self._fsync == "commit":
-                self._sync(Stream.RECORDS, Stream.COMMITS)
+                self._segments.sync(Stream.RECORDS, Stream.COMMITS)
         except Exception as error:  # noqa: BLE001 - `encode` is not ours, and the thread must live on
             self._lose_job(job, LossCause.ENCODE_FAILED, f"{type(error).__name__}: {error}")
 
     def _append(self, job: Job, batch: pa.RecordBatch, *, final: bool) -> bool:
         """Write one frame, after a failure once more into a new segment; else the rest of the job is lost."""
-        data = serialize(batch, job.stream)
+        frame = parts.of(batch, job.stream)
+        size = parts.size(frame)
         first_id, last_id = job.ids_of(batch, whole=final and not job.bytes_written)
         said = FrameInfo(
             job.window,
@@ -256,15 +312,19 @@ class Writer:
         )
         for again in (True, False):
             try:
-                self._segment(job.stream, data.size).append(data, said)
+                segment = self._segments.of(job.stream, size, self._told())
+                if job.stream is Stream.PAYLOAD and not self._make_room(segment, size):
+                    self._lose_job(job, LossCause.BUDGET, "older payload could not be removed")
+                    return False
+                segment.append(frame, said)
                 break
             except OSError as error:
-                self._leave(job.stream)
+                self._segments.leave(job.stream)
                 if not again:
                     self._lose_job(job, LossCause.WRITE_FAILED, str(error))
                     return False
         job.rows_written += batch.num_rows
-        job.bytes_written += data.size
+        job.bytes_written += size
         self._advance(job.stream, job.window, last=said.last)
         return True
 
@@ -276,96 +336,48 @@ class Writer:
             elif window >= 0:
                 self._next_frame[stream, window] = self._next_frame.get((stream, window), 0) + 1
 
-    def _segment(self, stream: Stream, size: int = 0) -> SegmentWriter:
-        """Return the segment that `size` more bytes go into."""
-        segment = self._segments.get(stream)
-        if segment is None:
-            return self._open(stream)
-        if not size or not segment.frames or segment.size + size <= self._segment_bytes:
-            return segment
-        try:
-            fresh = self._open(stream)
-        except OSError:
-            return segment  # too long is better than lost
-        self._end(segment)  # only now: a newest segment with an end record means that the process ended
-        return fresh
-
-    def _open(self, stream: Stream) -> SegmentWriter:
-        file = self._run.segment(stream, self._producer, self._numbers[stream])
-        self._numbers[stream] += 1
-        try:
-            self._segments[stream] = SegmentWriter(file, self._producer, self.attempt)
-        except FileExistsError:  # `leave` could not remove it: the next try takes the next number
-            raise
-        except OSError:
-            self._numbers[stream] -= 1
-            raise
-        return self._segments[stream]
-
-    def _leave(self, stream: Stream) -> None:
-        """Leave a segment as it is after a failure; one without frames is removed, its number used again."""
-        if segment := self._segments.pop(stream, None):
-            segment.leave()
-            if not segment.frames:
-                self._numbers[stream] -= 1
-                with self._changed:
-                    for loss in segment.said:
-                        self._count(self._unsaid, loss)
-
-    def _end(self, segment: SegmentWriter) -> None:
-        try:
-            if self._fsync:
-                segment.sync()
-            segment.finish()
-        except OSError as error:
-            self._lose_segment(segment, error)
-
-    def _sync(self, *streams: Stream) -> None:
-        for segment in [self._segments[stream] for stream in streams if stream in self._segments]:
-            try:
-                if segment.unsynced:
-                    segment.sync()
-            except OSError as error:  # the system may have dropped what it could not write
-                self._leave(segment.file.stream)
-                self._lose_segment(segment, error)
-
-    def _lose_segment(self, segment: SegmentWriter, error: OSError) -> None:
-        cause, stream = LossCause.PREVIOUS_SEGMENT, segment.file.stream
-        self._lose(Loss(stream, cause, bytes=segment.unsynced, detail=f"{error}: {segment.file.data}"))
+    def _make_room(self, segment: SegmentWriter, size: int) -> bool:
+        """Whether a frame of payload keeps the budget, if need be without the oldest segments."""
+        fits = self._budget.make_room(segment, size, sync=bool(self._fsync))
+        if said := self._budget.news(segment.size + size):
+            self.news.append(f"{said}: {self._run.path}")
+        return fits
 
     def _tend(self) -> None:
         """Note losses, and every few seconds a heartbeat."""
         now = time.monotonic()
-        if self._unsaid and now >= self._say_at:
+        if self._lost.owed and now >= self._say_at:
             self._say_losses()
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_SECONDS
             try:
-                self._segment(Stream.RECORDS).heartbeat(self._urgent.bytes + self._payload.bytes)
+                queued = self._urgent.bytes + self._payload.bytes
+                self._segments.of(Stream.RECORDS).heartbeat(queued, self._told())
             except OSError:
-                self._leave(Stream.RECORDS)
+                self._segments.leave(Stream.RECORDS)
             if self._fsync:
-                self._sync(*Stream)
+                self._segments.sync(*Stream)
+
+    def _told(self) -> Told:
+        return Told(int(self.waited * 1e6), self.not_durable)
 
     def _say_losses(self) -> None:
-        while self._unsaid:
+        while True:
             with self._changed:
-                key, loss = next(iter(self._unsaid.items()))
-                del self._unsaid[key]
+                loss = self._lost.pay()
+            if loss is None:
+                return
             try:
-                self._segment(loss.stream).lost(loss)
+                self._segments.of(loss.stream).lost(loss)
             except OSError:
-                self._leave(loss.stream)
-                with self._changed:
-                    self._count(self._unsaid, loss)
+                self._segments.leave(loss.stream)
+                self._owe([loss])
                 self._say_at = time.monotonic() + HEARTBEAT_SECONDS
                 return
 
     def _finish(self) -> None:
         self._say_losses()
-        for stream in (Stream.PAYLOAD, Stream.COMMITS, Stream.RECORDS):  # its end is the session's
-            if segment := self._segments.pop(stream, None):
-                self._end(segment)
+        self._segments.finish(self._told())
         with self._changed:
             self._finished = True
             self._changed.notify_all()

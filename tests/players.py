@@ -120,7 +120,8 @@ def record(rank: int, call: Call) -> None:
         elif key.kind is Kind.STAT:
             values = _tensor(call)
             denominator = key.denominator.rpartition("/")[2]
-            tracker.stat(denominator, key.reduce_type, reduce_group=group, **{name: values})
+            asked = key.quantiles or None
+            tracker.stat(denominator, key.reduce_type, reduce_group=group, quantiles=asked, **{name: values})
             (values if isinstance(values, np.ndarray) else values.detach())[...] = -777.0
         elif key.kind is Kind.TIMING:
             _time(tracker, name, call.value)

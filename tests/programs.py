@@ -23,6 +23,7 @@ SCOPES = ["", "", "a/", "a/b/"]
 FAMILIES = [Kind.DENOMINATOR] * 4 + [Kind.SCALAR, Kind.COUNTER, Kind.TIMING]
 OF_SHARES = [ReduceType.AVG_MIN_MAX, ReduceType.AVG, ReduceType.SUM]
 OF_TENSORS = [*OF_SHARES, ReduceType.MIN, ReduceType.MAX]
+QUANTILES = [(), (), (0.5,), (0.0, 0.25, 0.999)]
 SHAPES = [(1,), (3,), (2, 3), (2, 2, 2), (), (1, 300)]
 FORMS = ["plain", "plain", "strided", "transposed", "grad", "numpy"]
 SPECIAL = [math.nan, math.inf, -math.inf, -0.0]
@@ -83,8 +84,10 @@ def _keys(rng: Random, ranks: Ranks) -> tuple[Key, ...]:
             continue
         first = add(prefix, kind, tracker, spread)
         for _ in range(rng.randint(1, 3) if kind is Kind.DENOMINATOR else 0):
-            reduce_type = rng.choice(OF_SHARES if spread is Spread.SHARES else OF_TENSORS)
-            add(prefix, Kind.STAT, tracker, spread, reduce_type=reduce_type, denominator=first.name)
+            shares = spread is Spread.SHARES
+            reduce_type, asked = rng.choice(OF_SHARES if shares else OF_TENSORS), rng.choice(QUANTILES)
+            what = {"reduce_type": reduce_type, "quantiles": () if shares else asked}
+            add(prefix, Kind.STAT, tracker, spread, denominator=first.name, **what)
     return tuple(dict.fromkeys(keys))
 
 

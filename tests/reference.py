@@ -46,6 +46,7 @@ class Key:
     denominator: str = ""  # of a stat: the full name of its mask
     spread: Spread = Spread.SHARDS
     groups: tuple[Ranks, ...] = ()  # reduce_groups of its own, side by side; (): it follows the export's
+    quantiles: tuple[float, ...] = ()  # of a stat: which are asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,17 +218,42 @@ def numbers(key: Key, parts: Sequence[Any]) -> Numbers:
         total = float(values.sum())  # IEEE: any NaN makes it NaN, infinities stay
     if key.kind in (Kind.SCALAR, Kind.TIMING):
         return {key.name: total / count, f"{key.name}__count": count}
+    asked = {f"{key.name}/p{100 * q:g}": quantile(values, q) for q in key.quantiles} if count else {}
     if key.reduce_type is ReduceType.SUM:
-        return {key.name: total}  # of nothing: zero
+        return {key.name: total} | asked  # of nothing: zero
     if count == 0:
-        return {}  # means and extremes of nothing are absent: not zero, not NaN, not infinite
+        return {}  # means, extremes and quantiles of nothing are absent: not zero, not NaN, not infinite
     of_type = {"avg": total / count, "min": float(values.min()), "max": float(values.max())}
     if key.spread is Spread.SHARES:
         of_type = {"avg": of_type["avg"]}  # no rank ever saw the whole number
     if key.reduce_type is ReduceType.AVG_MIN_MAX:
-        return {f"{key.name}/{what}": number for what, number in of_type.items()}
+        return {f"{key.name}/{what}": number for what, number in of_type.items()} | asked
     what = key.reduce_type.value
-    return {key.name: of_type[what]} if what in of_type else {}
+    return ({key.name: of_type[what]} if what in of_type else {}) | asked
+
+
+def quantile(values: Any, q: float) -> float:
+    """Return a quantile as numpy does, but of values known to the percent, save the least and greatest."""
+    if np.isnan(values).any():
+        return math.nan
+    finite = np.sort(values[np.isfinite(values)])
+    if len(finite):
+        shown = np.clip([_shown_by_bucket(value) for value in finite], finite[0], finite[-1])
+        finite = np.concatenate([finite[:1], shown[1:-1], finite[-1:]])[: len(finite)]
+    ordered = np.concatenate([values[values == -math.inf], finite, values[values == math.inf]])
+    low, part = int(q * (len(ordered) - 1)), q * (len(ordered) - 1) % 1
+    if part == 0 or ordered[low] == ordered[low + 1]:
+        return float(ordered[low])
+    return float((1 - part) * ordered[low] + part * ordered[low + 1])
+
+
+def _shown_by_bucket(value: float) -> float:
+    """Return the middle of the bucket a value is in: buckets begin at 1e-9 and grow by 1.01 / 0.99."""
+    if abs(value) < 1e-9:
+        return 0.0
+    growth = 1.01 / 0.99
+    low = 1e-9 * growth ** math.floor(math.log(abs(value) / 1e-9, growth))
+    return math.copysign(2 * low * growth / (1 + growth), value)
 
 
 def _agreed(key: Key, parts: Sequence[Any]) -> bool:

@@ -33,6 +33,7 @@ class Spec(NamedTuple):
     label: str | None = None
     spread: Spread = Spread.SHARDS
     tracker: str = ""
+    quantiles: tuple[float, ...] = ()
 
 
 @pytest.fixture(scope="module")

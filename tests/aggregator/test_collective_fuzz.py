@@ -37,6 +37,7 @@ class Spec(NamedTuple):
     label: str | None = None
     spread: Spread = Spread.SHARDS
     tracker: str = ""
+    quantiles: tuple[float, ...] = ()
 
 
 KINDS = [

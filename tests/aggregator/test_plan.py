@@ -29,6 +29,7 @@ class Spec(NamedTuple):
     label: str | None = None
     spread: Spread = Spread.SHARDS
     tracker: str = ""
+    quantiles: tuple[float, ...] = ()
 
 
 def entry(key, meta=SCALAR, label=None, tracker=""):

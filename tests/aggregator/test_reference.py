@@ -215,7 +215,7 @@ def test_10_000_programs(stage: Stage) -> None:
 
 N = Key("n", Kind.DENOMINATOR)
 X = Key("x", Kind.STAT, denominator="n")
-AVG, SUM = replace(X, reduce_type=ReduceType.AVG), replace(X, reduce_type=ReduceType.SUM)
+AVG, SUM, MIN = (replace(X, reduce_type=ReduceType[name]) for name in ("AVG", "SUM", "MIN"))
 NAN, INF = math.nan, math.inf
 
 
@@ -355,12 +355,25 @@ ONCE_WRONG = {
     "a key whose own group is its rank could not be exported without a group": made(
         [[s(1.0, groups=((0,), (1,)))], [s(3.0, groups=((0,), (1,)))]], Export()
     ),
+    "of exports that differ in nothing but quantiles the log took another's": made(
+        [[n(1, 1), x(1, 5, key=MIN, quantiles=(1.0,))], [n(1, 1), x(1, 9, key=MIN, quantiles=(1.0,))]],
+        Export(reduce_groups=BOTH, reset=False),
+        Export(),
+    ),
+    "a sum of nothing that was exported later took the quantiles with it": made(
+        [[n(0), x(1, key=SUM, quantiles=(0.5,))], [n(1), x(2, key=SUM, quantiles=(0.5,))]],
+        Export(reduce_groups=BOTH, reset=False),
+        Export(),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_reports(stage: Stage, report: str) -> None:
-    """What people reported comes out right: by hand, by the oracle, on real ranks (reports of section c)."""
+    """What people reported comes out right: by hand, by the oracle, on real ranks.
+
+    (reports c2, c3, c4, c6, c7, c8, c10, c11, c14, c17, c18, c20, c21, c22, c23, c27, c31)
+    """
     program, wanted = REPORTS[report]
     (step,) = expected(program)
     for by_hand, answers in zip(wanted, step.answers, strict=True):

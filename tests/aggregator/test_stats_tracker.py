@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import eventlog
-from aggregator import stats_tracker
+from aggregator import open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
 from eventlog import RunReader, workflow_context
 from eventlog.errors import PeerError, StepError
@@ -143,6 +143,46 @@ def test_a_timing_is_kept_when_the_block_raises(tracker):
     with pytest.raises(KeyError), tracker.record_timing("t"):
         raise KeyError
     assert tracker.export()["timeperf/t__count"] == 1
+
+
+def test_a_device_clock_is_a_series_of_its_own(tracker):
+    """record_timing(device=…) also records the device's time; on the CPU both are equal (report d7)."""
+    with pytest.raises(KeyError), tracker.record_timing("t", device="cpu"):
+        raise KeyError
+    found = tracker.export()
+    assert {f"timeperf/{key}" for key in ("t", "t__count", "t/cpu", "t/cpu__count")} == set(found)
+    assert found["timeperf/t"] == found["timeperf/t/cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_clock_that_is_not_there_is_refused(tracker):
+    """The block does not run under a clock that this process does not have."""
+    message = r"expected a device with a clock .*, got 'cuda'"
+    with pytest.raises(ValueError, match=message), tracker.record_timing("t", device="cuda"):
+        raise AssertionError
+    assert tracker.export() == {}
+
+
+def test_sequences_of_packed_batches_reach_the_log(tracker, tmp_path):
+    """cu_seqlens, sample_ids and tags go to the log; a bool tensor of such a name is a mask."""
+    eventlog.start(tmp_path)
+    tokens = torch.tensor([1, 0, 1, 1, 1], dtype=torch.bool)
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
+    tracker.denominator(n_tokens=tokens, cu_seqlens=bounds, sample_ids=["a", "b"], tags={"lang": "de"})
+    tracker.stat("n_tokens", ReduceType.AVG, x=torch.arange(5.0))
+    tracker.denominator(cu_seqlens=tokens, tags=~tokens)
+    assert tracker.export(step=0) == {"n_tokens": 4, "x": 2.25, "cu_seqlens": 4, "tags": 1}
+    eventlog.stop()
+    with open_run(tmp_path) as run:
+        found = run.reduce("x", ["avg"], by=["sequence"]).to_pylist()
+    assert [("a", 0.0), ("b", 3.0)] == [(row["sample_id"], row["avg"]) for row in found]
+    reader = RunReader(tmp_path)
+    rows = [row for _, _, batch in reader.records() for row in batch.to_pylist() if row["kind"] != "export"]
+    assert ['{"lang": "de"}', None, None, None] == [row["tags"] for row in rows]
+    payload = [row for _, _, batch in RunReader(tmp_path).payload() for row in batch.to_pylist()]
+    assert [([1, 3], ["a", "b"]), (None, None), (None, None)] == [
+        (row["selected"], row["sample_ids"]) for row in payload if row["mask"]
+    ]
 
 
 def test_the_same_name_from_two_trackers_warns():

@@ -14,7 +14,7 @@ import pytest
 import eventlog
 from eventlog import RunDir, RunReader
 from eventlog.errors import LogError, NotARunError, RecordingError, StepError
-from eventlog.log import place_in_world
+from eventlog.options import place_in_world
 from eventlog.recorder import Recorder, drain
 
 
@@ -202,8 +202,11 @@ def test_one_log_per_process(tmp_path):
         ({"rank": -1}, RecordingError, "expected rank of 0 or more, got -1"),
         ({"rank": "0"}, RecordingError, r"expected rank \(an integer\), got str '0'"),
         ({"rank": 0, "world_size": -2}, RecordingError, "expected world_size of 0 or more, got -2"),
-        ({"payload_budget": 5}, LogError, "expected no payload_budget.*got 5"),
-        ({"payload": "some"}, LogError, "full or off, got 'some'"),
+        ({"payload_budget": 0}, LogError, "expected a payload budget in bytes of 1 or more.*got 0"),
+        ({"payload_budget": "5 apples"}, LogError, "with a unit such as '2GB', got '5 apples'"),
+        ({"payload": "some"}, LogError, "expected payload to be full, sample, sample:N or off, got 'some'"),
+        ({"payload": "sample:0"}, LogError, "sample:N or off, got 'sample:0'"),
+        ({"payload": "off:3"}, LogError, "sample:N or off, got 'off:3'"),
         ({"resume": "perhaps"}, LogError, "allow, must or never, got 'perhaps'"),
         ({"fsync": "often"}, LogError, "got 'often'"),
         ({"resume": "must"}, NotARunError, "run"),

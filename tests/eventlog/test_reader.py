@@ -581,10 +581,10 @@ def test_a_session_tells_what_was_lost(tmp_path):
     noted = [Loss(Stream.RECORDS, cause, window, 5, 7) for window, cause in enumerate([*Cause, 99])]
     for loss in noted:
         segment.lost(loss)
-    segment.append(serialize(records(20), Stream.RECORDS), FrameInfo(20, 0, True, 2000, 2002, 3))
+    segment.append([serialize(records(20), Stream.RECORDS)], FrameInfo(20, 0, True, 2000, 2002, 3))
     segment.finish()
     (state,) = RunReader(tmp_path).sessions()
-    assert (noted, {20}, set(range(7))) == (state.losses, state.complete, state.incomplete)
+    assert (noted, {20}, set(range(len(noted)))) == (state.losses, state.complete, state.incomplete)
 
 
 def test_sizes_and_unsealed_bytes_are_told(live):
@@ -605,7 +605,7 @@ def test_a_pruned_segment_is_no_damage(tmp_path):
         put_window(writer, window, values=200)
     settle(writer)
     oldest, *_, newest = run.segments(Stream.PAYLOAD)
-    writer._segments[Stream.PAYLOAD]._note(IndexRecord(RecordType.PRUNE, last_id=oldest.number))
+    writer._segments.of(Stream.PAYLOAD)._note(IndexRecord(RecordType.PRUNE, last_id=oldest.number))
     oldest.data.unlink()
     writer.close()
     told = tell(tmp_path)

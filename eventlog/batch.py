@@ -1,0 +1,147 @@
+"""What a batch says of itself besides its masks: where its sequences lie, whose they are, and its tags.
+
+Sequences are the rows of a mask, or, in a packed batch, the stretches between the running totals of their
+lengths (`cu_seqlens`, as variable-length attention takes them: 0, n0, n0 + n1, …, number of elements).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import arrays
+from .device import Held
+from .errors import RecordingError, RecordingTypeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_EXPECTED = "expected cu_seqlens (integers 0, n0, n0 + n1, … in one dimension)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What was said along with masks; `of` says it of one of them.
+
+    Attributes: `bounds`, where each sequence begins in the flattened mask, and where the last one ends (on
+    their device until the export); `sample_ids`, one a sequence; `tags`, a JSON object.
+    """
+
+    bounds: NDArray[np.int64] | Held | None = None
+    sample_ids: tuple[str, ...] | None = None
+    tags: str | None = None
+
+    @classmethod
+    def read(cls, cu_seqlens: Any = None, sample_ids: Any = None, tags: Any = None) -> Batch:
+        """Check what a caller gave; a RecordingError says what of it is wrong."""
+        return cls(
+            None if cu_seqlens is None else _bounds(cu_seqlens),
+            None if sample_ids is None else _ids(sample_ids),
+            None if tags is None else _tags(tags),
+        )
+
+    def of(self, mask: Any, key: str) -> Batch:
+        """Return what holds for a mask: packed, with one element a sequence, or one row a sequence."""
+        if self is PLAIN:
+            return self
+        shape = tuple(mask.shape)
+        elements = int(np.prod(shape, dtype=np.int64))
+        bounds, sequences = self.bounds, shape[0] if shape else 1
+        if bounds is not None:
+            sequences = len(bounds) - 1
+            if elements == sequences:
+                bounds = None  # it has one element a sequence: `selected` is the mask itself
+            elif isinstance(bounds, np.ndarray):
+                _check_end(bounds, elements, key)
+        if self.sample_ids is not None and len(self.sample_ids) != sequences:
+            raise RecordingError(
+                f"expected {sequences} sample ids (one a sequence) for {key!r}, got {len(self.sample_ids)}"
+            )
+        return replace(self, bounds=bounds)
+
+    def settled(self, bounds: NDArray[np.int64], elements: int, key: str) -> Batch:
+        """Return it with bounds that lay on a device, which are checked only now."""
+        _check_end(_on_host(bounds), elements, key)
+        return replace(self, bounds=bounds)
+
+    def selected(self, packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int64] | None:
+        """Count what a mask selects of each sequence; None where it has one element a sequence.
+
+        `packed` holds the mask a bit per element, lowest bit first.
+        """
+        if self.bounds is None and len(shape) <= 1:
+            return None
+        elements = int(np.prod(shape, dtype=np.int64))
+        bits = np.unpackbits(packed, count=elements, bitorder="little")
+        if not isinstance(self.bounds, np.ndarray):
+            return bits.reshape(shape[0], -1).sum(axis=1, dtype=np.int64)
+        before = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
+        return np.diff(before[self.bounds])
+
+
+PLAIN = Batch()  # of a mask of which nothing was said
+
+
+def parted(masks: Mapping[str, Any], about: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part masks from what is said of them: a bool tensor under an option's name is a mask of that name."""
+    named = {name: value for name, value in about.items() if _is_mask(value)}
+    return {**masks, **named}, {name: value for name, value in about.items() if name not in named}
+
+
+def _is_mask(value: Any) -> bool:
+    return arrays.dtype_name(getattr(value, "dtype", None)) == "bool"
+
+
+def _bounds(given: Any) -> NDArray[np.int64] | Held:
+    array: Any = np.asarray(given) if isinstance(given, (list, tuple)) else given
+    name = arrays.dtype_name(getattr(array, "dtype", f"a {type(given).__name__}"))
+    if not name.startswith(("int", "uint")):
+        raise RecordingTypeError(f"{_EXPECTED}, got {name}")
+    if array.ndim != 1 or len(array) < 2:
+        raise RecordingError(f"{_EXPECTED}, got shape {tuple(array.shape)}")
+    if arrays.on_host(array):
+        return _on_host(np.array(array.tolist(), np.int64))
+    return Held(array.detach())
+
+
+def _on_host(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    if bounds[0] != 0:
+        raise RecordingError(f"{_EXPECTED}, got {bounds[0]} as the first")
+    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if len(falls):
+        at = int(falls[0]) + 1
+        raise RecordingError(f"{_EXPECTED}, got {bounds[at]} behind {bounds[at - 1]} at {at}")
+    return bounds
+
+
+def _check_end(bounds: NDArray[np.int64], elements: int, key: str) -> None:
+    if bounds[-1] != elements:
+        raise RecordingError(
+            f"expected cu_seqlens that end at {elements}, the number of elements of {key!r} (or a mask with "
+            f"one element for each of the {len(bounds) - 1} sequences), got {bounds[-1]}"
+        )
+
+
+def _ids(given: Any) -> tuple[str, ...]:
+    expected = "expected sample_ids as a list of str or int"
+    if hasattr(given, "tolist") and arrays.on_host(given):
+        given = given.tolist()
+    if not isinstance(given, (list, tuple)):
+        raise RecordingTypeError(f"{expected}, got {type(given).__name__}")
+    for each in given:
+        if not isinstance(each, (str, int)) or isinstance(each, bool):
+            raise RecordingTypeError(f"{expected}, got {type(each).__name__} {each!r:.80} in it")
+    return tuple(arrays.as_id(str(each)) for each in given)
+
+
+def _tags(given: Any) -> str:
+    if not isinstance(given, Mapping):
+        raise RecordingTypeError(f"expected tags as a dict, got {type(given).__name__}")
+    try:
+        return json.dumps(dict(given), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise RecordingTypeError(f"expected tags that JSON can hold, got {given!r:.80} ({error})") from None

@@ -1,0 +1,71 @@
+"""What never reached the disk: counted for the caller, and noted there as soon as it takes anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .schema import LossCause, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .segment import Loss
+
+    Place = tuple[Stream, int, int]
+
+_OF_WINDOWS = (Stream.RECORDS, Stream.PAYLOAD)  # the window of a commit is its number
+
+
+class Losses:
+    """Losses by stream, cause and window. Whoever shares one holds a lock of his own."""
+
+    def __init__(self) -> None:
+        self.of_records = 0  # how often something of records or commits was lost
+        self._kinds: set[tuple[Stream, int]] = set()
+        self._counted: dict[Place, Loss] = {}
+        self._unsaid: dict[Place, Loss] = {}
+
+    def __iter__(self) -> Iterator[Loss]:
+        return iter(list(self._counted.values()))
+
+    def __len__(self) -> int:
+        return len(self._counted)
+
+    @property
+    def owed(self) -> bool:
+        """Whether some are not noted on the disk."""
+        return bool(self._unsaid)
+
+    def count(self, loss: Loss, *, owed: bool = True) -> bool:
+        """Count a loss; `owed`: it is to be noted on the disk. Return whether it is the first of its kind."""
+        first = (loss.stream, loss.cause) not in self._kinds
+        self._kinds.add((loss.stream, loss.cause))
+        self.of_records += loss.stream is not Stream.PAYLOAD and loss.cause is not LossCause.REFUSED
+        _add(self._counted, loss)
+        if owed:
+            self.owe(loss)
+        return first
+
+    def owe(self, loss: Loss) -> None:
+        """Note a counted loss again: what was noted is gone."""
+        _add(self._unsaid, loss)
+
+    def pay(self) -> Loss | None:
+        """Take the first loss that is to be noted."""
+        return self._unsaid.pop(next(iter(self._unsaid))) if self._unsaid else None
+
+    def bind(self, first: int, last: int, step: int) -> None:
+        """Say which step the windows `first` to `last` are, where no step was known."""
+        if not self._counted:
+            return
+        places = [(s, c, w) for w in range(first, last + 1) for s in _OF_WINDOWS for c in LossCause]
+        for losses in (self._counted, self._unsaid):
+            for place in places:
+                if (loss := losses.get(place)) and loss.step is None:
+                    losses[place] = replace(loss, step=step)
+
+
+def _add(losses: dict[Place, Loss], loss: Loss) -> None:
+    place = (loss.stream, loss.cause, loss.window)
+    losses[place] = losses[place].plus(loss) if place in losses else loss

@@ -1,0 +1,112 @@
+"""Taking the secrets out of a config before it is written anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Final
+
+REDACTED: Final = "<redacted>"
+_DEEPEST: Final = 50
+
+# Words of a name. "token" alone would hit pad_token and eos_token, which are no secrets: see _HARMLESS.
+_SECRET_NAME: Final = re.compile(
+    r"(?:api|access|private|secret|signing|encryption|account|ssh)_?key(?:_?id)?$"
+    r"|(?:^|_)(?:token|secret|secrets|password|passwd|passphrase|pwd|credential|credentials|authorization|cookie)$"
+    r"|(?:^|_)(?:apikey|bearer)$"
+)
+_HARMLESS: Final = re.compile(
+    r"(?:^|_)(?:eos|bos|pad|unk|sep|cls|mask|stop|start|end|think|image|video|audio|special|chat|tool|next|new|per"
+    r"|cost|first|last|max|min|num|n)_token$"
+)
+_SECRET_VALUE: Final = re.compile(
+    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"
+    r"|\bhf_[A-Za-z0-9]{16,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{16,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bxox[abeprs]-[A-Za-z0-9-]{10,}"
+    r"|\bwandb_v\d_[A-Za-z0-9_]{16,}|\blocal-[0-9a-f]{40}\b"
+    r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|(?<=\bBearer )\S+"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+)
+_ASSIGNMENT: Final = re.compile(
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\s*=\s*|:\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+)
+
+
+def redact_sensitive_config(config: Any) -> Any:
+    """Return a config as plain dicts, lists and values that JSON can hold, its secrets replaced.
+
+    Taken as a secret: what stands under a name such as api_key, hf_token, secret or password (also as
+    `name=value` within a text or as an option before its value in a list), and text that looks like a known
+    kind of key, a bearer token, a private key or a password within a URL. Dataclasses, mappings, lists
+    and objects with attributes may be nested at will; the argument is not changed.
+    """
+    return _redact(config, 0)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value under this name is taken as a secret."""
+    snake = (
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").replace(".", "_").lower().strip("_")
+    )
+    return bool(_SECRET_NAME.search(snake)) and not _HARMLESS.search(snake)
+
+
+def _redact(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return _redact_text(value)
+    if isinstance(value, Enum):
+        return _redact(value.value, depth + 1)
+    if depth > _DEEPEST:
+        return f"<{type(value).__name__}>"
+    if (named := _named(value)) is not None:
+        return {str(key): _redact_named(str(key), inner, depth + 1) for key, inner in named.items()}
+    if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "ListConfig":
+        return _redact_list(list(value), depth + 1)
+    return _redact_text(str(value))
+
+
+def _named(value: Any) -> Mapping[Any, Any] | None:
+    if isinstance(value, Mapping):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    attributes = getattr(value, "__dict__", None)
+    plain = isinstance(attributes, dict) and not isinstance(value, type) and not callable(value)
+    return attributes if plain and type(value).__str__ is object.__str__ else None
+
+
+def _redact_named(name: str, value: Any, depth: int) -> Any:
+    # Numbers and switches are no secrets ("token: 4096"), except a password of digits.
+    if not is_secret_name(name) or value is None or isinstance(value, bool):
+        return _redact(value, depth)
+    if isinstance(value, (int, float)) and not re.search(r"pass|pwd|secret", name, re.IGNORECASE):
+        return value
+    return REDACTED if value not in ("", [], {}) else value
+
+
+def _redact_list(values: list[Any], depth: int) -> list[Any]:
+    options = [
+        isinstance(v, str) and v.startswith("-") and "=" not in v and is_secret_name(v) for v in values
+    ]
+    return [
+        REDACTED if at and options[at - 1] and isinstance(value, str) else _redact(value, depth)
+        for at, value in enumerate(values)
+    ]
+
+
+def _redact_text(text: str) -> str:
+    text = _SECRET_VALUE.sub(REDACTED, text)
+    return _ASSIGNMENT.sub(_redact_assignment, text)
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    secret = is_secret_name(match["name"])
+    return f"{match['name']}{match['sign']}{REDACTED}" if secret else match[0]

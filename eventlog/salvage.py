@@ -1,0 +1,348 @@
+"""What can be saved of a segment, decided without trusting a byte that no checksum vouches for.
+
+Frames that the index seals are taken when they are good. Where the index is damaged or lost the stream is
+walked by the heads of its messages, which is safe with any bytes; what such a message holds a `Judge` finds
+out.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from .message import Decoder, head
+from .schema import (
+    ENTRY_SIZE,
+    LAST_OF_WINDOW,
+    NO_WINDOW,
+    SCHEMAS,
+    IndexHeader,
+    IndexRecord,
+    LossCause,
+    RecordType,
+    Stream,
+    crc32c,
+    fingerprint,
+)
+from .sealed import misfit_of
+from .segment import FINGERPRINTS, from_metadata, to_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO, Self
+
+    from .judge import Judge
+    from .rundir import Producer, SegmentFile
+
+_PREFIX: Final = b"\xff\xff\xff\xff"
+_HEAD_BYTES: Final = 1 << 16
+_SEARCH_BYTES: Final = 1 << 20
+
+
+class Source:
+    """The files of a segment as bytes; a context manager.
+
+    `uid` is what the index's records are sealed with; None when that is lost.
+    """
+
+    def __init__(self, file: SegmentFile) -> None:
+        self.file = file
+        self.index = _bytes(file.index)
+        self.header, self.uid = _header(self.index)
+        self.size = 0
+        self._data: int | None = None
+        with suppress(OSError):
+            self._data = os.open(file.data, os.O_RDONLY)
+            self.size = os.fstat(self._data).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._data is not None:
+            os.close(self._data)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is a stream."""
+        return self._data is not None
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return the bytes at a place of the stream, as many as can be read."""
+        data = b""
+        with suppress(OSError):
+            while self._data is not None and len(data) < size:
+                if not (more := os.pread(self._data, size - len(data), place + len(data))):
+                    break
+                data += more
+        return data
+
+    def frame(self, record: IndexRecord) -> bytes | None:
+        """Return the bytes an index record speaks of, when they are what it says."""
+        data = self.read(record.offset, min(record.length, max(0, self.size - record.offset)))
+        return data if len(data) == record.length and crc32c(data) == record.crc else None
+
+    def schema(self) -> bytes | None:
+        """Return the schema message when its checksum is right."""
+        record = IndexRecord.unpack(self.index[ENTRY_SIZE : 2 * ENTRY_SIZE], self.uid or b"")
+        return self.frame(record) if self.uid and record and not record.offset else None
+
+    def records(self) -> Iterator[tuple[int, IndexRecord]]:
+        """Yield the records of the index that are right, the schema's aside, each with its place."""
+        stop = len(self.index) - ENTRY_SIZE + 1
+        for at in range(2 * ENTRY_SIZE, stop if self.uid else 0, ENTRY_SIZE):
+            if record := IndexRecord.unpack(self.index[at : at + ENTRY_SIZE], self.uid or b""):
+                yield at // ENTRY_SIZE - 1, record
+
+    def walk(self, start: int, stop: int, decoder: Decoder) -> Iterator[tuple[int, int]]:
+        """Yield place and size of what begins like a whole frame between two places of the stream."""
+        place = start
+        while place + 8 <= stop:
+            size = decoder.size_of(self.read(place, min(_HEAD_BYTES, stop - place)))
+            if size and place + size <= stop:
+                yield place, size
+                place += size
+            else:
+                place = self._next_prefix(place + 8, stop)
+
+    def _next_prefix(self, place: int, stop: int) -> int:
+        """Return where a message may begin next: they lie at multiples of eight."""
+        place -= place % 8
+        while place < stop and (data := self.read(place, min(_SEARCH_BYTES, stop - place))):
+            at = data.find(_PREFIX)
+            while at % 8 and at >= 0:
+                at = data.find(_PREFIX, at + 1)
+            if at >= 0:
+                return place + at
+            place += len(data) + 7 & ~7
+        return stop
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _header(index: bytes) -> tuple[IndexHeader | None, bytes | None]:
+    """Return an index's header when it is intact, and the uid of its records.
+
+    A damaged header may still hold the uid: a record that is right by it proves that.
+    """
+    header = IndexHeader.unpack(index[:ENTRY_SIZE])
+    if header is not None:
+        return header, header.segment_uid
+    uid = index[16:32]
+    entries = (index[at : at + ENTRY_SIZE] for at in range(ENTRY_SIZE, len(index), ENTRY_SIZE))
+    return None, uid if any(IndexRecord.unpack(entry, uid) for entry in entries) else None
+
+
+# The plan
+
+
+@dataclass(slots=True)
+class Piece:
+    """An index record of the copy, and for a frame where its bytes lie."""
+
+    record: IndexRecord
+    at: int | None = None  # None: no frame
+    sealed: bool = True  # whether a checksum vouches for it
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is taken of a segment, in order, and what is not."""
+
+    schema: bytes | None = None  # as it was written; None: the copy gets that of this version
+    pieces: list[Piece] = field(default_factory=list[Piece])
+    discarded: int = 0  # frames, and places where some may have been
+    discarded_bytes: int = 0
+    unfinished: int = 0  # bytes of a frame that was being written when the process stopped
+    tombstone: bool = False  # the index alone is kept
+    reasons: list[str] = field(default_factory=list[str])
+
+    @property
+    def frames(self) -> list[Piece]:
+        """The frames that are taken."""
+        return [piece for piece in self.pieces if piece.at is not None]
+
+    def discard(self, reason: str, size: int, window: int = NO_WINDOW, rows: int = 0) -> None:
+        """Note a loss, in the copy too."""
+        self.reasons.append(reason)
+        self.discarded += 1
+        self.discarded_bytes += size
+        self.lose(window, size, rows)
+
+    def lose(self, window: int, size: int = 0, rows: int = 0) -> None:
+        """Let the copy say that something of a window is lost, before it says that the process ended."""
+        ended = bool(self.pieces) and self.pieces[-1].record.type == RecordType.END
+        self.pieces.insert(len(self.pieces) - ended, Piece(_lost(window, size, rows)))
+
+
+class Planner:
+    """Plans the copies of one session's segments of one stream, in their order."""
+
+    def __init__(self, stream: Stream, judge: Judge, window_of: Callable[[int], int]) -> None:
+        """`window_of` a record id: the payload itself does not know it."""
+        self._stream = stream
+        self._judge = judge
+        self._window_of = window_of
+        self._own = Decoder(SCHEMAS[stream])
+        self._next: dict[int, int] = {}  # window: number of its next frame
+
+    def refuse(self, source: Source, reason: str) -> Plan:
+        """Take nothing of a segment."""
+        plan = Plan()
+        plan.discard(reason, source.size)
+        return plan
+
+    def tombstone(self, source: Source) -> Plan:
+        """Keep the index of a segment whose stream its process removed."""
+        return Plan(pieces=[Piece(record) for _, record in source.records()], tombstone=True)
+
+    def plan(self, source: Source) -> Plan:
+        """Decide what is taken of a segment."""
+        plan = Plan(source.schema())
+        written = None if plan.schema is None else pa.ipc.read_schema(pa.py_buffer(plan.schema))
+        if reason := self._foreign(source, written):
+            return self.refuse(source, reason)
+        own = source.header is None or source.header.fingerprint == FINGERPRINTS[self._stream]
+        decoder = self._own if own or written is None else Decoder(written)
+        begun = source.read(0, _HEAD_BYTES)
+        found = head(begun)
+        place = found.size if found and found.type == 1 and found.size <= source.size else 0
+        for slot, record in source.records():
+            if record.type == RecordType.END:
+                self._fill(plan, source, place, source.size, decoder, tail=True)
+                place = source.size
+            if record.type != RecordType.FRAME:
+                plan.pieces.append(Piece(record))
+                continue
+            if record.offset < place:
+                continue  # the same frame a second time
+            self._fill(plan, source, place, min(record.offset, source.size), decoder)
+            self._take(plan, source, slot, record, decoder)
+            place = max(place, min(source.size, record.offset + record.length))
+        self._fill(plan, source, place, source.size, decoder, tail=True)
+        self._number(plan)
+        return plan
+
+    def _foreign(self, source: Source, written: pa.Schema | None) -> str:
+        """Say why a segment is none of this stream and session, or cannot be understood; "" when it is."""
+        if written is None:
+            other = source.header is not None and source.header.fingerprint != FINGERPRINTS[self._stream]
+            return "has other columns than this version, and does not say which" if other else ""
+        said, file = from_metadata(written), source.file
+        named = (file.role, file.rank, file.started_us, file.session)
+        if said and named != (said.role, said.rank, said.started_us, said.session):
+            return f"is of session {said.session} of {said.role}-{said.rank}"
+        return misfit_of(written, self._stream)
+
+    def _take(self, plan: Plan, source: Source, slot: int, record: IndexRecord, decoder: Decoder) -> None:
+        reason = "damaged" if source.has_data else "missing"
+        if (frame := source.frame(record)) is not None:
+            try:
+                rows = decoder.batch(frame).num_rows
+                reason = "" if rows == record.rows else f"expected {record.rows} rows, got {rows}"
+            except ValueError as error:
+                reason = str(error)
+        if reason:
+            where = f"frame {slot} at {record.offset}, window {record.window}"
+            plan.discard(f"{where}: {reason}", record.length, record.window, record.rows)
+        else:
+            plan.pieces.append(Piece(record, record.offset))
+
+    def _fill(
+        self, plan: Plan, source: Source, start: int, stop: int, decoder: Decoder, *, tail: bool = False
+    ) -> None:
+        """Look for frames where the index says nothing."""
+        place = start
+        for at, size in source.walk(start, stop, self._own) if decoder is self._own else ():
+            self._skip(plan, source, place, at)
+            place = at + size
+            seen = self._judge.look(source.file.data, at, size, self._stream)
+            if isinstance(seen, str):
+                plan.discard(f"frame at {at}: {seen}", size)
+                continue
+            window = self._window_of(seen.first_id) if self._stream is Stream.PAYLOAD else seen.window
+            record = IndexRecord(
+                RecordType.FRAME, window, 0, 0, 0, seen.first_id, seen.last_id, at, size, seen.rows
+            )
+            plan.pieces.append(Piece(record, at, sealed=False))
+        self._skip(plan, source, place, stop, tail=tail)
+
+    def _skip(self, plan: Plan, source: Source, start: int, stop: int, *, tail: bool = False) -> None:
+        if start >= stop:
+            return
+        size = stop - start
+        if tail and self._own.may_begin(source.read(start, min(_HEAD_BYTES, size)), size):
+            plan.unfinished = size
+        else:
+            plan.discard(f"{size} bytes at {start} hold no frame", size)
+
+    def _number(self, plan: Plan) -> None:
+        """Give frames that no index speaks for their place in their window.
+
+        Such a frame ends its window when the next one, right behind it, is of another: at the end of a
+        stream, and before a hole, nobody knows.
+        """
+        frames = plan.frames
+        for piece, behind in zip(frames, [*frames[1:], None], strict=False):
+            record = piece.record
+            number = record.frame if piece.sealed else self._next.get(record.window, 0)
+            self._next[record.window] = number + 1
+            if piece.sealed:
+                continue
+            closed = behind is not None and behind.record.window != record.window
+            touches = behind is not None and behind.at == record.offset + record.length
+            last = record.window >= 0 and ((closed and touches) or self._stream is Stream.COMMITS)
+            piece.record = replace(record, frame=number, flags=LAST_OF_WINDOW if last else 0)
+
+
+def write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) -> None:
+    """Write a segment as planned; FileExistsError when it is there already.
+
+    A frame that cannot be read any more, because the run lives and prunes, becomes a loss.
+    """
+    uid, place = os.urandom(16), 0
+    schema = plan.schema or _schema(copy.stream, producer)
+    columns = fingerprint(pa.ipc.read_schema(pa.py_buffer(schema)))
+    opened = source.header.opened_us if source.header else copy.started_us
+    header = IndexHeader(copy.stream, copy.number & 0xFFFF, uid, columns, opened)
+    copy.folder.mkdir(parents=True, exist_ok=True)
+    with copy.index.open("xb") as index, _stream(copy, plan) as data:
+        index.write(header.pack())
+        first = IndexRecord(RecordType.FRAME, length=len(schema), crc=crc32c(schema))
+        index.write(first.pack(uid))
+        place += data.write(schema)
+        for piece in plan.pieces:
+            record = piece.record
+            if piece.at is not None and not plan.tombstone:
+                frame = source.read(piece.at, record.length)
+                crc = crc32c(frame)
+                if len(frame) < record.length or (piece.sealed and crc != record.crc):
+                    record = _lost(record.window, record.length, record.rows)
+                else:
+                    record = replace(record, offset=place, crc=crc)
+                    place += data.write(frame)
+            index.write(record.pack(uid))
+
+
+def _stream(copy: SegmentFile, plan: Plan) -> BinaryIO:
+    return io.BytesIO() if plan.tombstone else copy.data.open("xb")
+
+
+def _schema(stream: Stream, producer: Producer) -> bytes:
+    said = to_metadata(producer, stream, None)
+    return SCHEMAS[stream].with_metadata(said).serialize().to_pybytes()
+
+
+def _lost(window: int, size: int, rows: int) -> IndexRecord:
+    return IndexRecord(RecordType.LOSS, window, cause=LossCause.DAMAGED, length=size, rows=rows)

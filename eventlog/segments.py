@@ -1,0 +1,120 @@
+"""The segments a process has open, one a stream: begun, followed by the next one, left behind, ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .schema import LossCause, Stream
+from .segment import Loss, SegmentWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .budget import Budget
+    from .rundir import Producer, RunDir
+    from .segment import Told
+
+
+class Segments:
+    """Used by the writer's thread alone.
+
+    What a failure costs is told to `lose`; what was noted in files that are gone, to `owe`.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        producer: Producer,
+        budget: Budget,
+        *,
+        segment_bytes: int,
+        fsync: bool,
+        attempt: int | None,
+        lose: Callable[[Loss], None],
+        owe: Callable[[Iterable[Loss]], None],
+    ) -> None:
+        self.attempt = attempt  # written into the segments begun from now on
+        self._run = run
+        self._producer = producer
+        self._budget = budget
+        self._bytes = segment_bytes
+        self._fsync = fsync
+        self._lose = lose
+        self._owe = owe
+        self._open: dict[Stream, SegmentWriter] = {}
+        self._numbers = dict.fromkeys(Stream, 0)
+
+    def of(self, stream: Stream, size: int = 0, told: Told | None = None) -> SegmentWriter:
+        """Return the segment that `size` more bytes go into; OSError when one cannot be begun."""
+        segment = self._open.get(stream)
+        if segment is None:
+            return self._begin(stream)
+        most = self._budget.segment_bytes(self._bytes) if stream is Stream.PAYLOAD else self._bytes
+        if not size or not segment.frames or segment.size + size <= most:
+            return segment
+        try:
+            fresh = self._begin(stream)
+        except OSError:
+            return segment  # too long is better than lost
+        self._end(segment, told)  # only now: a newest segment with an end record means that the process ended
+        if stream is Stream.PAYLOAD:
+            self._budget.keep(segment)
+        return fresh
+
+    def _begin(self, stream: Stream) -> SegmentWriter:
+        file = self._run.segment(stream, self._producer, self._numbers[stream])
+        self._numbers[stream] += 1
+        try:
+            self._open[stream] = SegmentWriter(file, self._producer, self.attempt)
+        except FileExistsError:  # `leave` could not remove it: the next try takes the next number
+            raise
+        except OSError:
+            self._numbers[stream] -= 1
+            raise
+        return self._open[stream]
+
+    def leave(self, stream: Stream) -> None:
+        """Leave a segment as it is after a failure; an empty one is removed and its number used again."""
+        if (segment := self._open.pop(stream, None)) is None:
+            return
+        segment.leave()
+        if not segment.stays:
+            self._numbers[stream] -= 1
+            self._owe(segment.said)
+        elif stream is Stream.PAYLOAD:
+            self._budget.keep(segment)
+
+    def sync(self, *streams: Stream) -> None:
+        """Bring what was written of some streams to the disk."""
+        for segment in [self._open[stream] for stream in streams if stream in self._open]:
+            try:
+                if segment.unsynced:
+                    segment.sync()
+            except OSError as error:  # the system may have dropped what it could not write
+                self.leave(segment.file.stream)
+                self._count(segment, error)
+
+    def finish(self, told: Told) -> None:
+        """End all segments."""
+        for stream in (Stream.PAYLOAD, Stream.COMMITS, Stream.RECORDS):  # its end is the session's
+            if segment := self._open.pop(stream, None):
+                self._end(segment, told)
+
+    def forget(self) -> None:
+        """Close the descriptors and nothing else: the files are another process's."""
+        while self._open:
+            self._open.popitem()[1].forget()
+
+    def _end(self, segment: SegmentWriter, told: Told | None) -> None:
+        try:
+            if self._fsync:
+                segment.sync()
+            segment.finish(told)
+        except OSError as error:
+            self._count(segment, error)
+
+    def _count(self, segment: SegmentWriter, error: OSError) -> None:
+        first, last = segment.windows
+        detail = f"{error}, windows {first} to {last} may be damaged: {segment.file.data}"
+        stream, size = segment.file.stream, segment.unsynced
+        self._lose(Loss(stream, LossCause.PREVIOUS_SEGMENT, bytes=size, detail=detail))

@@ -1,0 +1,196 @@
+"""The life of a process: however it ends, what was recorded is written, and the attempt says how it ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from eventlog import RunDir, RunReader
+
+PRELUDE = """
+import atexit, multiprocessing, os, signal, sys, threading, time
+import eventlog
+from eventlog.recorder import Recorder, drain
+
+def record(value):
+    recorder = Recorder()
+    recorder.scalar({"x": value})
+    eventlog.current().write(drain([recorder]).frame)
+
+def main():
+    eventlog.start(sys.argv[1]).claim_attempt()
+    record(1)
+"""
+
+
+def run(tmp_path, code, *, env=None):
+    """Run a program that has begun to record; return its exit code."""
+    script = tmp_path / "program.py"
+    script.write_text(PRELUDE + textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "run")],
+        timeout=60,
+        check=False,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), **(env or {})},
+    )
+    return done.returncode
+
+
+def outcomes(tmp_path):
+    """Return how the attempts of the run ended."""
+    return [attempt.outcome for attempt in RunDir.open(tmp_path / "run").attempts()]
+
+
+def values(tmp_path):
+    """Return what was recorded, in order of size."""
+    reader = RunReader(tmp_path / "run")
+    found = sorted(row["sum"] for *_, batch in reader.records() for row in batch.to_pylist())
+    assert [] == reader.problems
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "outcome"),
+    [
+        ("main()", 0, "finished"),
+        ("main(); sys.exit()", 0, "finished"),
+        ("main(); sys.exit(0)", 0, "finished"),
+        ("main(); sys.exit(2)", 2, "exception: SystemExit: 2"),
+        ("main(); sys.exit('no data')", 1, "exception: SystemExit: no data"),
+        ("main(); raise KeyError('boom')", 1, "exception: KeyError: 'boom'"),
+        ("main(); raise KeyboardInterrupt", -signal.SIGINT, "exception: KeyboardInterrupt: "),
+        ("main(); threading.Thread(target=sys.exit, args=(3,)).start()", 0, "finished"),
+        ("main()\ntry:\n  sys.exit(3)\nexcept SystemExit: record(2)", 0, "finished"),
+        ("main(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", -signal.SIGTERM, "signal: SIGTERM"),
+        ("import builtins; sys.exit = builtins.exit; main(); sys.exit(4)", 4, "finished"),
+        ("main(); threading.Thread(target=lambda: time.sleep(0.3) or record(2)).start()", 0, "finished"),
+        ("main(); eventlog.current().commit(0, 0, 0); os._exit(5)", 5, None),
+        ("main(); eventlog.current().commit(0, 0, 0); os.abort()", -signal.SIGABRT, None),
+    ],
+)
+def test_every_ending_is_told_apart_and_loses_nothing(tmp_path, ending, code, outcome):
+    """Exit codes, exceptions, signals and threads: all that was recorded is read (reports b11, b16)."""
+    assert code == run(tmp_path, ending)
+    expected = [1.0, 2.0] if "record(2)" in ending else [1.0]
+    assert ([outcome], expected) == (outcomes(tmp_path), values(tmp_path))
+
+
+CHILDREN = """
+def child(ending):
+    main()
+    if ending == "raise":
+        raise KeyError("boom")
+    if ending == "exit":
+        sys.exit(3)
+    if ending == "stop":
+        eventlog.stop()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    for ending in ("return", "raise", "exit", "stop"):
+        process = context.Process(target=child, args=(ending,))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing_drain_and_tell_how_they_ended(tmp_path, method):
+    """They run no exit handlers; nothing is lost, and each says how it ended (reports b11, b16)."""
+    assert 0 == run(tmp_path, CHILDREN.format(method=method))
+    expected = ["finished", "exception: KeyError: 'boom'", "exception: SystemExit: 3", "finished"]
+    assert (expected, [1.0] * 4) == (outcomes(tmp_path), values(tmp_path))
+
+
+def test_a_pool_of_workers_loses_nothing(tmp_path):
+    """Workers of a pool that is closed record into sessions of their own and drain at their end."""
+    code = """
+    if __name__ == "__main__":
+        eventlog.start(sys.argv[1])
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(record, range(2, 12))
+            pool.close()
+            pool.join()
+        record(1)
+    """
+    assert 0 == run(tmp_path, code)
+    assert [float(n) for n in range(1, 12)] == values(tmp_path)
+
+
+def test_a_fork_while_the_writer_works_harms_neither(tmp_path):
+    """Children forked at any moment of a busy log record and end; the parent's rows are there once."""
+    code = """
+    main()
+    for i in range(2, 42):
+        record(i)
+        if i % 4 == 0:
+            if (pid := os.fork()) == 0:
+                record(1000 + i)
+                eventlog.stop()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+    """
+    assert 0 == run(tmp_path, code)
+    expected = [*range(1, 42), *range(1004, 1044, 4)]
+    assert expected == values(tmp_path)
+    assert ["finished"] == outcomes(tmp_path)
+
+
+def test_a_child_that_records_nothing_leaves_nothing(tmp_path):
+    """A forked child that never records begins no session, whatever it ends by."""
+    code = """
+    main()
+    if os.fork() == 0:
+        sys.exit(3)
+    os.wait()
+    """
+    assert 0 == run(tmp_path, code)
+    assert (["finished"], [1.0], 1) == (
+        outcomes(tmp_path), values(tmp_path), len(RunReader(tmp_path / "run").producers())
+    )  # fmt: skip
+
+
+def test_files_are_made_with_the_umask_of_the_user(tmp_path):
+    """Every file and folder of a run has the rights that the user's umask leaves."""
+    code = """
+    os.umask(0o027)
+    main()
+    eventlog.current().commit(0, 0, 0)
+    """
+    assert 0 == run(tmp_path, code)
+    rights = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (tmp_path / "run").rglob("*")}
+    assert {(True, 0o750), (False, 0o640)} == rights
+
+
+def test_secrets_are_not_written(tmp_path):
+    """A config handed to the log itself is redacted before it lies in a file."""
+    code = """
+    log = eventlog.start(sys.argv[1])
+    log.claim_attempt(
+        config={"lr": 1e-5, "wandb": {"api_key": "hunter2hunter2"}, "cmd": ["--hf-token", "hunter2hunter2"]},
+        version_info={"remote": "https://me:hunter2hunter2@example.org/x.git"},
+    )
+    """
+    assert 0 == run(tmp_path, code)
+    assert not [p for p in (tmp_path / "run").rglob("*.*") if b"hunter2" in p.read_bytes()]
+    (attempt,) = RunDir.open(tmp_path / "run").attempts()
+    assert (1e-5, "<redacted>") == (attempt.config["lr"], attempt.config["wandb"]["api_key"])
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "/etc", "..", ".", "", "a\0b", "x" * 200, "-x", "a..b"])
+def test_names_that_would_leave_the_root_are_refused(tmp_path, name):
+    """A role is part of a folder's name: what would not be one is refused, and nothing is made outside."""
+    from eventlog.errors import LogError
+    from eventlog.options import Options, open_run, this_process
+    from eventlog.writer import Writer
+
+    options = Options(str(tmp_path / "run"), name)
+    opened = open_run(options)
+    with pytest.raises(LogError, match="expected a role of letters, digits"):
+        Writer(opened, this_process(options, opened))
+    assert ["run", "run/run.json"] == sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
