@@ -1,10 +1,10 @@
-"""Asking a run: its keys, its metrics, and SQL over everything it recorded."""
+"""Asking a run: its keys, its metrics, statistics of all that was recorded, and SQL."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,24 +27,67 @@ from .options import (
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
 
     from aggregator import Session
 
-__all__ = ["NAME", "app", "opened"]
+__all__ = ["NAME", "MemoryLimit", "Spill", "app", "opened"]
 
 NAME = None  # its commands stand at the top
 app = typer.Typer()
 
 
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--by",
+        metavar="WHAT",
+        help="Group by any of step, epoch, attempt, role, rank, session, tracker, sequence; repeatable.",
+        show_default=False,
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONDITION",
+        help="Only values that meet it: 'ppo_actor/final_reward > 0', 'MASK and not (KEY < 1)'.",
+        show_default=False,
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What may be in memory: 256MB. Else AREAL_METRICS_MEMORY_LIMIT.",
+        show_default=False,
+    ),
+]
+Spill = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where SQL may put what does not fit. Else AREAL_METRICS_SPILL.",
+        show_default=False,
+    ),
+]
+Recorded = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY", help="Recorded keys, globs too ('ppo_actor/*').", show_default=False),
+]
+
+
 @contextmanager
-def opened(run_dir: Path, more: Sequence[Path] | None, attempts: Attempts) -> Generator[Session]:
+def opened(
+    run_dir: Path,
+    more: Sequence[Path] | None,
+    attempts: Attempts,
+    memory_limit: str | None = None,
+    spill: Path | None = None,
+) -> Generator[Session]:
     """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3."""
     from aggregator import open_run
 
-    with open_run(run_dir, *(more or ()), attempts=attempts.value) as session:
+    runs = (run_dir, *(more or ()))
+    with open_run(*runs, attempts=attempts.value, memory_limit=memory_limit, spill=spill) as session:
         yield session
         problems = session.problems
     if problems:
@@ -65,25 +108,7 @@ def keys(
     What was recorded under which name, and how it is reduced.
     """
     with opened(run_dir, more, attempts) as session:
-        table = session.keys()
-        render.rows(_matching(table, patterns) if patterns else table, as_json=as_json)
-
-
-def _matching(table: pa.Table, patterns: Sequence[str]) -> pa.Table:
-    import pyarrow as pa
-
-    from eventlog import errors
-
-    names = table["key"].to_pylist()
-    taken: set[str] = set()
-    for pattern in patterns:
-        found = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
-        if not found:
-            raise errors.QueryError(
-                f"expected a key or glob that matches one of {len(names)}, got {pattern!r}"
-            )
-        taken |= found
-    return table.filter(pa.array([name in taken for name in names], pa.bool_()))
+        render.rows(session.keys(patterns or None), as_json=as_json)
 
 
 @app.command(
@@ -114,7 +139,137 @@ def metrics(
 
 @app.command(
     epilog=example(
+        "percentiles runs/a ppo_actor/advantages -q 0.5 -q 0.99",
+        "percentiles runs/a ppo_actor/kl_rewards --where 'ppo_actor/final_reward > 0'",
+    )
+)
+def percentiles(
+    run_dir: RunDir,
+    patterns: Recorded,
+    q: Annotated[
+        list[float] | None,
+        typer.Option(
+            "-q", metavar="Q", help="From 0 to 1; repeatable. 0.5, 0.9 and 0.99 if none.", show_default=False
+        ),
+    ] = None,
+    by: By = None,
+    where: Where = None,
+    since: Since = None,
+    until: Until = None,
+    more: More = None,
+    attempts: AttemptsOption = Attempts.LATEST,
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Print exact percentiles of recorded keys.
+
+    By step, unless --by says otherwise; from the values of all ranks.
+    """
+    check_bounds(since, until)
+    with opened(run_dir, more, attempts, memory_limit) as session:
+        asked = q or [0.5, 0.9, 0.99]
+        answer = session.percentiles(
+            _one(patterns), asked, by or ["step"], where=where, since=since, until=until
+        )
+        render.rows(answer, as_json=as_json)
+
+
+@app.command(
+    epilog=example(
+        "reduce runs/a ppo_actor/advantages --stat avg --stat std --by step --by rank",
+        "reduce runs/a ppo_actor/kl_rewards --where 'ppo_actor/final_reward > 0'",
+        "reduce runs/a ppo_actor/advantages --stat max --by sequence --since 100 --until 100",
+    )
+)
+def reduce(
+    run_dir: RunDir,
+    patterns: Recorded,
+    stats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stat",
+            metavar="STAT",
+            help="avg, sum, min, max, count, nonfinite, std, var, median, p99 …; repeatable. avg if none.",
+            show_default=False,
+        ),
+    ] = None,
+    by: By = None,
+    where: Where = None,
+    since: Since = None,
+    until: Until = None,
+    more: More = None,
+    attempts: AttemptsOption = Attempts.LATEST,
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Print statistics of recorded keys.
+
+    By step, unless --by says otherwise; of all that every rank recorded, or of what meets a condition.
+    """
+    check_bounds(since, until)
+    with opened(run_dir, more, attempts, memory_limit) as session:
+        asked = stats or ["avg"]
+        answer = session.reduce(_one(patterns), asked, by or ["step"], where=where, since=since, until=until)
+        render.rows(answer, as_json=as_json)
+
+
+@app.command(epilog=example("histogram runs/a ppo_actor/advantages --bins 20 --since 100"))
+def histogram(
+    run_dir: RunDir,
+    patterns: Recorded,
+    bins: Annotated[int, typer.Option(min=1, help="How many equal bins.")] = 50,
+    by: By = None,
+    where: Where = None,
+    since: Since = None,
+    until: Until = None,
+    more: More = None,
+    attempts: AttemptsOption = Attempts.LATEST,
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Print how many values of recorded keys lie in each of some bins.
+
+    Of the whole run, unless --by says otherwise.
+    """
+    check_bounds(since, until)
+    with opened(run_dir, more, attempts, memory_limit) as session:
+        answer = session.histogram(_one(patterns), bins, by or (), where=where, since=since, until=until)
+        render.rows(answer, as_json=as_json)
+
+
+@app.command(epilog=example("correlation runs/a ppo_actor/advantages ppo_actor/kl_rewards --by step"))
+def correlation(
+    run_dir: RunDir,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A recorded key.", show_default=False)],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Recorded beside it.", show_default=False)],
+    by: By = None,
+    where: Where = None,
+    since: Since = None,
+    until: Until = None,
+    more: More = None,
+    attempts: AttemptsOption = Attempts.LATEST,
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Print the correlation of two keys, value by value.
+
+    Of the whole run, unless --by says otherwise.
+    """
+    check_bounds(since, until)
+    with opened(run_dir, more, attempts, memory_limit) as session:
+        answer = session.correlation(key, other, by or (), where=where, since=since, until=until)
+        render.rows(answer, as_json=as_json)
+
+
+def _one(patterns: list[str]) -> str | list[str]:
+    """Return a single key as itself: its answer needs no column that says which key it is."""
+    return patterns[0] if len(patterns) == 1 else patterns
+
+
+@app.command(
+    epilog=example(
         'sql runs/a "select key, count(*) from records group by key"',
+        "sql runs/a \"from percentile('ppo_actor/advantages', 0.99)\"",
         "sql runs/a --schema",
         "sql runs/a - < question.sql",
     )
@@ -128,6 +283,8 @@ def sql(
     schema: Annotated[bool, typer.Option("--schema", help="Print the views and their columns.")] = False,
     more: More = None,
     attempts: AttemptsOption = Attempts.LATEST,
+    memory_limit: MemoryLimit = None,
+    spill: Spill = None,
     as_json: Json = False,
 ) -> None:
     """Ask a run in SQL.
@@ -136,7 +293,7 @@ def sql(
     """
     if schema == (question is not None):
         raise typer.BadParameter("expected a QUERY or --schema")
-    with opened(run_dir, more, attempts) as session:
+    with opened(run_dir, more, attempts, memory_limit, spill) as session:
         if question is None:
             answer = session.schema()
         else:

@@ -14,13 +14,14 @@ import numpy as np
 
 from eventlog import moments
 
-from ..naming import Meta, Names
+from ..naming import Meta, Names, percentile
 from .candidates import GROUP, OWN
 from .placing import first_rows
 from .reading import codes, ints
+from .recompute import histograms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _NOTHING: Final[dict[int, Any]] = {}
 _RELATIVE: Final = 1e-9  # how far sums in another order may lie apart
+_COUNTED_AT_A_TIME: Final = 512  # segments whose histograms are in memory
 _OF_VALUES: Final = 1e-12  # … where they cancel: relative to the values that were summed
 
 
@@ -61,21 +63,30 @@ class Spoken(NamedTuple):
         return self.number if isinstance(self.number, int) else None
 
 
-def choose(history: History, found: Segments, *, superseded: bool = False) -> list[Spoken]:
-    """Return what is said, by attempt, step and key; `superseded`: by outdated attempts too."""
-    chooser, rivals = _court(history, found, superseded=superseded)
+def choose(
+    history: History, found: Segments, names: Collection[str] | None = None, *, superseded: bool = False
+) -> list[Spoken]:
+    """Return what is said, by attempt, step and key; `superseded`: by outdated attempts too.
+
+    Quantiles need the payload: they are said, and taken into account, where all of it is there; of `names`
+    only those.
+    """
+    chooser, rivals = _court(history, found, names, superseded=superseded)
     return [spoken for those in rivals for spoken in chooser.speak(those)]
 
 
 def speaking(history: History, found: Segments, *, superseded: bool = False) -> Ints:
     """Return the segments that speak, also those of which no number is exported."""
-    chooser, rivals = _court(history, found, superseded=superseded)
+    chooser, rivals = _court(history, found, (), superseded=superseded)
     return np.unique([segment for those in rivals for segment, *_ in chooser.decide(those)]).astype(np.int64)
 
 
-def _court(history: History, found: Segments, *, superseded: bool) -> tuple[_Chooser, Iterator[list[int]]]:
+def _court(
+    history: History, found: Segments, names: Collection[str] | None, *, superseded: bool
+) -> tuple[_Chooser, Iterator[list[int]]]:
     places = np.arange(len(found)) if superseded else np.flatnonzero(~found.superseded)
     numbers = _numbers(found, places)
+    _add_quantiles(history, found, numbers, names)
     committed = _committed(history, {name for those in numbers.values() for name in those})
     return _Chooser(found, numbers, committed), _rivals(found, places)
 
@@ -104,6 +115,30 @@ def _numbers(found: Segments, places: Places) -> dict[int, dict[str, float]]:
             values = [_pick(together, names_of(spec)) for spec in specs]
         numbers.update(zip(those.tolist(), values, strict=True))
     return numbers
+
+
+def _add_quantiles(
+    history: History,
+    found: Segments,
+    numbers: dict[int, dict[str, float]],
+    names: Collection[str] | None,
+) -> None:
+    """Add quantiles to the numbers of segments whose values are there, if any of `names` is one."""
+    asked = [place for place, spec in enumerate(found.specs) if _is_asked(spec, names)]
+    having = np.flatnonzero(np.isin(found.spec, asked)).tolist()
+    chosen = [segment for segment in having if segment in numbers]
+    for start in range(0, len(chosen), _COUNTED_AT_A_TIME):
+        counted = histograms(history, found, chosen[start : start + _COUNTED_AT_A_TIME])
+        for segment, counts in counted.items():
+            spec = found.specs[found.spec[segment]]
+            layout = _layout((spec.key,), (spec.meta,))
+            numbers[segment] = layout.of(found.rows[[segment]], counts[np.newaxis])
+
+
+def _is_asked(spec: Spec, names: Collection[str] | None) -> bool:
+    """Whether any of the names (None: of all) is a quantile of the key."""
+    quantiles = (f"{spec.key}/{percentile(q)}" for q in spec.meta.quantiles)
+    return any(names is None or name in names for name in quantiles)
 
 
 def names_of(spec: Spec) -> list[str]:
@@ -191,22 +226,36 @@ class _Chooser:
             yield self._speaker(rivals, those, turn if len(subs) > 1 else None), sub, those
 
     def speak(self, rivals: Sequence[int]) -> Iterator[Spoken]:
-        """Yield every number that the best of the rivals says."""
+        """Yield every number that the best of the rivals says.
+
+        What it does not say of what was committed (where a sum of nothing, which has no quantiles, was
+        committed after others) is said by the rival that reproduces it.
+        """
         for segment, sub, those in self.decide(rivals):
             for name, number in self._numbers[segment].items():
-                was = those.get(name)
-                differs = None if was is None else not _agree(number, was, self._tolerance[segment])
-                time = self._candidate(segment).time if was is None else was.time
-                yield Spoken(segment, name, number, sub, time, was, differs)
+                yield self._said(segment, name, number, sub, those.get(name))
+            rest = {name: was for name, was in those.items() if name not in self._numbers[segment]}
+            for other in [s for s in rivals if rest and self._reproduces(s, rest)][:1]:
+                for name, was in rest.items():
+                    yield self._said(other, name, self._numbers[other][name], sub, was)
+
+    def _said(self, segment: int, name: str, number: float, sub: int, was: Committed | None) -> Spoken:
+        differs = None if was is None else not _agree(number, was, self._tolerance[segment])
+        time = self._candidate(segment).time if was is None else was.time
+        return Spoken(segment, name, number, sub, time, was, differs)
 
     def _candidate(self, segment: int) -> Candidate:
         return self._found.candidates[self._found.candidate[segment]]
 
     def _speaker(self, rivals: Sequence[int], those: Mapping[str, Committed], turn: int | None) -> int:
         if len(rivals) > 1 and those:
-            same = (segment for segment in rivals if self._reproduces(segment, those))
-            if (segment := next(same, None)) is not None:
-                return segment
+            for segment in rivals:
+                if self._reproduces(segment, those):
+                    return segment
+            for segment in rivals:
+                own = {name: was for name, was in those.items() if name in self._numbers[segment]}
+                if own and self._reproduces(segment, own):
+                    return segment
         if turn is None:
             return rivals[0]
         # The parts of a list commit come from as many exports: without better knowledge in their order.

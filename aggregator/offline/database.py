@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import pyarrow as pa
 from duckdb import StatementType
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
@@ -18,27 +21,36 @@ from eventlog import errors
 from . import unpacking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    import pyarrow as pa
+    from .memory import Memory
 
 VIEWS: Final = (
     "records", "exports", "windows", "commits", "attempts", "producers", "metrics", "keys", "evaluations",
     "payload", "tensors", "masks", "scalars", "samples",
 )  # fmt: skip
-# The views over tables that are loaded when a query first names one of them.
+# Table macros: what a query calls, what stands behind it, its parameters, and the view that documents it.
+MACROS: Final = {
+    "percentile": ("percentile", "wanted, q", "percentile('key', 0.99)"),
+    "histogram": ("_histogram", "wanted, bins := 50", "histogram('key', 50)"),
+    "by_rank": ("by_rank", "wanted", "by_rank('key')"),
+    "by_sequence": ("by_sequence", "wanted", "by_sequence('key')"),
+}
+# What reads tables that are made when a query first names one of them.
 _LATER: Final = {
     "_metrics": frozenset({"metrics", "keys", "evaluations"}),
-    "_payload": frozenset({"payload", "tensors", "masks", "scalars", "samples"}),
+    "_payload": frozenset(
+        {"payload", "tensors", "masks", "scalars", "samples", "percentile", "histogram", "by_sequence"}
+    ),
 }
 _READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
+_ROWS: Final = 2048  # of a batch that is answered
 _WORD: Final = re.compile(r"\w+")
 _TEXT: Final = re.compile(r"'(?:[^']|'')*'")
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+|\([^)]*\)\s*)*", re.IGNORECASE)
 _MEANT: Final = re.compile(r'Did you mean "(\w+)"')
 _LOCK: Final = """
 set TimeZone = 'UTC';
-set temp_directory = '';
 set python_enable_replacements = false;
 set enable_external_access = false;
 set lock_configuration = true;
@@ -60,8 +72,21 @@ from duckdb_columns() as shown
 left join documented using (table_name, column_name)
 left join anywhere using (column_name)
 where shown.schema_name = 'main' and shown.table_name in (select unnest(?))
-order by view, shown.column_index
+order by contains(view, '('), view, shown.column_index
 """
+
+
+class Anew:
+    """Rows that are made anew for every scan: more than memory should hold at a time."""
+
+    def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        self._schema = schema
+        self._batches = batches
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Begin a scan, by the Arrow PyCapsule interface."""
+        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
 
 
 class Database:
@@ -70,13 +95,20 @@ class Database:
     def __init__(
         self,
         tables: Mapping[str, pa.Table],
-        later: Mapping[str, tuple[pa.Schema, Callable[[], pa.Table]]],
+        later: Mapping[str, tuple[pa.Schema, Callable[[], pa.Table | Anew]]],
         *,
         several: bool,
         superseded: bool,
+        memory: Memory,
     ) -> None:
         """Stand the views: with the column `run` for several runs, with superseded rows if wanted."""
         self._con = duckdb.connect(":memory:")
+        # DuckDB lets queries read its own directory, so there is nothing else in it. Without one, what does
+        # not fit into memory is an error, not a file somewhere.
+        self._spill = mkdtemp(prefix="areal-metrics-", dir=memory.spill) if memory.spill else ""
+        self._con.execute("set temp_directory = ?", [self._spill])
+        if memory.limit is not None:
+            self._con.execute("set memory_limit = ?", [f"{memory.limit}B"])
         self._later = {name: make for name, (_, make) in later.items()}
         for name, table in tables.items():
             self._con.register(name, table)
@@ -87,12 +119,26 @@ class Database:
     def _stand(self, *, several: bool, superseded: bool) -> None:
         self._create("_bits", unpacking.bits, ["BLOB", "BIGINT"], "BOOLEAN[]")
         self._create("_dense", unpacking.dense, ["DOUBLE[]", "BLOB", "BIGINT"], "DOUBLE[]")
+        self._create("_quantile", unpacking.quantile, ["DOUBLE[]", "DOUBLE"], "DOUBLE")
+        self._create("_counts", unpacking.counts, ["DOUBLE[]", "DOUBLE", "DOUBLE", "BIGINT"], "BIGINT[]")
+        self._create("_edges", unpacking.edges, ["DOUBLE", "DOUBLE", "BIGINT"], "DOUBLE[]")
+        of_sequence = (
+            "STRUCT(sequence BIGINT, count BIGINT, avg DOUBLE, sum DOUBLE, min DOUBLE, max DOUBLE)[]"
+        )
+        takes = ["DOUBLE[]", "BIGINT[]", "BLOB", "BIGINT"]
+        self._create("_sequences", unpacking.sequences, takes, of_sequence)
         self._con.execute(resources.files(__package__ or "").joinpath("views.sql").read_text("utf-8"))
         outdated = {view for (view,) in self._con.execute(_OUTDATED).fetchall()}
+        columns = "*" if several else "* exclude (run)"
         for view in VIEWS:
-            columns = "*" if several else "* exclude (run)"
             rows = "" if superseded or view not in outdated else " where not superseded"
             self._con.execute(f"create view main.{view} as select {columns} from log.{view}{rows}")  # noqa: S608
+        for name, (behind, takes, view) in MACROS.items():
+            rows = "" if superseded or view not in outdated else " where not superseded"
+            given = takes.replace(" := 50", "")
+            call = f"select {columns} from log.{behind}({given}){rows}"  # noqa: S608
+            self._con.execute(f"create macro main.{name}({takes}) as table {call}")
+            self._con.execute(f'create view main."{view}" as from {view.replace("key", "")}')
         self._con.execute(_LOCK)
 
     def _create(self, name: str, function: Callable[..., pa.Array], takes: list[Any], gives: str) -> None:
@@ -100,8 +146,10 @@ class Database:
         self._con.create_function(name, function, takes, gives, type=vectors, null_handling=nulls)
 
     def close(self) -> None:
-        """Let go of the tables."""
+        """Let go of the tables, and of what was spilled."""
         self._con.close()
+        if self._spill:
+            rmtree(self._spill, ignore_errors=True)
 
     def sql(self, query: str) -> pa.Table:
         """Answer a query that only reads; QueryError for any other, and for what DuckDB refuses."""
@@ -112,9 +160,19 @@ class Database:
         except duckdb.Error as error:
             raise errors.QueryError(_explained(error)) from error
 
+    def batches(self, query: str) -> pa.RecordBatchReader:
+        """Answer a query of ours a batch at a time; QueryError as `sql`."""
+        self._provide(query)
+        try:
+            reader = self._con.sql(query).to_arrow_reader(_ROWS)
+            return pa.RecordBatchReader.from_batches(reader.schema, _explaining(reader))
+        except duckdb.Error as error:
+            raise errors.QueryError(_explained(error)) from error
+
     def schema(self) -> pa.Table:
         """Return view, column, type and comment of every column."""
-        return self._con.sql(_SCHEMA, params=[list(VIEWS)]).to_arrow_table()
+        views = [*VIEWS, *(view for *_, view in MACROS.values())]
+        return self._con.sql(_SCHEMA, params=[views]).to_arrow_table()
 
     def _check(self, query: str) -> None:
         try:
@@ -145,9 +203,22 @@ class Database:
             del self._later[name]
 
 
-def _explained(error: duckdb.Error) -> str:
+def _explaining(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise errors.QueryError(_explained(error)) from error
+
+
+def _explained(error: Exception) -> str:
     """Return DuckDB's message on one line; with the views, where it does not know one."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
+    if isinstance(error, duckdb.OutOfMemoryException):
+        said = text.split(" Possible solutions")[0]
+        return (
+            f"expected a query that fits into the memory limit, got {said}; reduce, percentiles and "
+            "histogram read a part at a time, and SQL may spill to a directory that the session is given"
+        )
     if isinstance(error, duckdb.CatalogException) and text.startswith("Catalog Error: Table with name"):
         meant = [name for name in _MEANT.findall(text) if name in VIEWS]
         near = f"; near: {meant[0]}" if meant else ""

@@ -16,7 +16,7 @@ from eventlog import Kind
 
 from . import timeline
 from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits, window_code, window_parts
-from .reading import NONE, Reading, Rows, nullable, read
+from .reading import NONE, Reading, Rows, nullable, read, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,9 +44,9 @@ class History:
     commits: Placed
 
 
-def load(path: str | Path, label: str) -> History:
-    """Read a run and place it on its timeline; raises as `reading.read` does."""
-    reading = read(path, label)
+def load(path: str | Path, label: str, offset: int = 0) -> History:
+    """Read a run and place it on its timeline, `offset` steps later; raises as `reading.read` does."""
+    reading = shifted(read(path, label), offset)
     seen = _Seen(reading)
     made = _exports(reading)
     firsts = first_rows(reading.commits.sids, reading.commits.ints("commit"))
@@ -160,7 +160,8 @@ def _some(value: int) -> int | None:
 
 def _exports(reading: Reading) -> list[timeline.Export]:
     sessions = [producer.session for producer in reading.producers]
-    columns = reading.exports.table.to_pydict()
+    columns = reading.exports.table.drop_columns(["members"]).to_pydict()
+    members = _members(reading.exports.table["members"])
     times = reading.exports.ints("time").tolist()
     return [
         timeline.Export(
@@ -168,7 +169,7 @@ def _exports(reading: Reading) -> list[timeline.Export]:
             window=columns["window"][i],
             time=times[i],
             export_id=columns["export_id"][i],
-            members=None if columns["members"][i] is None else tuple(columns["members"][i]),
+            members=members[i],
             first=columns["window_first"][i],
             attempt=columns["attempt"][i],
             step=columns["step"][i],
@@ -179,6 +180,20 @@ def _exports(reading: Reading) -> list[timeline.Export]:
         )
         for i, sid in enumerate(reading.exports.sids.tolist())
     ]
+
+
+def _members(column: pa.ChunkedArray) -> list[tuple[int, ...] | None]:
+    """Return the group of each export; the same ranks are one object, or a thousand ranks cost gigabytes."""
+    lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    offsets, ranks = lists.offsets.to_numpy(), lists.values.to_numpy()
+    known: dict[bytes, tuple[int, ...]] = {}
+    found: list[tuple[int, ...] | None] = []
+    for start, stop, there in zip(offsets, offsets[1:], lists.is_valid().to_pylist(), strict=False):
+        group = ranks[start:stop]
+        if (key := group.tobytes()) not in known:
+            known[key] = tuple(group.tolist())
+        found.append(known[key] if there else None)
+    return found
 
 
 def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,23 +11,24 @@ import pyarrow.compute as pc
 
 from eventlog import RunReader, schema
 
+from .compacted import COMMITS, EXPORTS, RECORDS, Compacted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from eventlog import Attempt, IndexRecord, Producer, SessionState
+    from eventlog import Attempt, Block, IndexRecord, Producer, SessionState
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
-    _Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
 
 _OF_EXPORTS: Final = ("export_id", "members", "window_first", "window_last", "reset", "outcome")
-_EXPORT_COLUMNS: Final = (
+EXPORT_COLUMNS: Final = (
     "record_id", "time", "window", "step", "attempt", "tracker", "key", "kind", *_OF_EXPORTS,
 )  # fmt: skip
-_RECORD_COLUMNS: Final = tuple(name for name in schema.RECORDS.names if name not in _OF_EXPORTS)
+RECORD_COLUMNS: Final = tuple(name for name in schema.RECORDS.names if name not in _OF_EXPORTS)
 NONE: Final = int(np.iinfo(np.int64).min)  # stands for null in arrays
 
 
@@ -69,40 +70,77 @@ class Reading:
     exports: Rows
     commits: Rows
     damaged: frozenset[tuple[str, int]]  # session and window, of which records are missing
+    compacted: Compacted
 
 
 def read(path: str | Path, label: str) -> Reading:
     """Read all but the payload; NotARunError, FormatVersionError. Damage is listed in `reader.problems`."""
     reader = RunReader(path)
-    # A live run grows while it is read: a commit is written after the records that it binds.
-    committed = list(reader.commits())
-    found = list(reader.records())
+    compacted = Compacted(reader.run)
+    kept = {**compacted.tables(schema.Stream.RECORDS), **compacted.tables(schema.Stream.COMMITS)}
+    reader.leave_out(compacted.covered())
+    # A live run grows while it is read: a commit is written after its exports, and they after the records.
+    committed = list(reader.blocks(schema.Stream.COMMITS))
+    exports = list(reader.blocks(schema.Stream.RECORDS, EXPORT_COLUMNS, _of_no_window))
+    records = list(reader.blocks(schema.Stream.RECORDS, RECORD_COLUMNS, _of_a_window))
     states = sorted(reader.sessions(), key=lambda state: order(state.producer))
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
-    found = [frame for frame in found if frame[0].session in place]  # the rest vanished meanwhile
-    exports = [frame for frame in found if frame[1].window < 0]
-    records = [frame for frame in found if frame[1].window >= 0]
     return Reading(
         label=label,
         reader=reader,
         attempts=reader.run.attempts(),
         states=states,
         producers=producers,
-        records=_gather(records, place, _RECORD_COLUMNS),
-        exports=_gather(exports, place, _EXPORT_COLUMNS),
-        commits=_gather(committed, place, schema.COMMITS.names),
+        records=_gather(records, place, RECORD_COLUMNS, kept[RECORDS]),
+        exports=_gather(exports, place, EXPORT_COLUMNS, kept[EXPORTS]),
+        commits=_gather(committed, place, schema.COMMITS.names, kept[COMMITS]),
         damaged=_damaged(states, records),
+        compacted=compacted,
     )
 
 
-def _damaged(states: Sequence[SessionState], records: Iterable[_Frame]) -> frozenset[tuple[str, int]]:
+def shifted(reading: Reading, offset: int) -> Reading:
+    """Return what was read with `offset` added to every step."""
+    if not offset:
+        return reading
+    return replace(
+        reading,
+        records=_shifted(reading.records, offset, "step"),
+        exports=_shifted(reading.exports, offset, "step"),
+        commits=_shifted(reading.commits, offset, "global_step", "restored_step"),
+        attempts=[
+            claim if claim.resume_step is None else replace(claim, resume_step=claim.resume_step + offset)
+            for claim in reading.attempts
+        ],
+    )
+
+
+def _shifted(rows: Rows, offset: int, *names: str) -> Rows:
+    table = rows.table
+    for name in names:
+        steps = rows.ints(name)
+        moved = nullable(np.where(steps == NONE, NONE, steps + offset))
+        table = table.set_column(table.column_names.index(name), name, moved)
+    return Rows(table, rows.sids)
+
+
+def _of_a_window(_: str, entry: IndexRecord) -> bool:
+    return entry.window >= 0
+
+
+def _of_no_window(_: str, entry: IndexRecord) -> bool:
+    return entry.window < 0
+
+
+def _damaged(states: Sequence[SessionState], records: Iterable[Block]) -> frozenset[tuple[str, int]]:
     """Return the windows of which records are missing: by the reader's account, or read only in part."""
     damaged = {(state.producer.session, window) for state in states for window in state.incomplete}
     parts: dict[tuple[str, int], list[IndexRecord]] = {}
-    for producer, entry, _ in records:
-        if entry.frame or not entry.last_of_window:
-            parts.setdefault((producer.session, entry.window), []).append(entry)
+    for block in records:
+        for entry in block.entries:
+            if entry.frame or not entry.last_of_window:
+                parts.setdefault((block.producer.session, entry.window), []).append(entry)
     for window, entries in parts.items():
         last = entries[-1]
         if not last.last_of_window or [entry.frame for entry in entries] != list(range(last.frame + 1)):
@@ -132,13 +170,19 @@ def nullable(values: Ints, kind: pa.DataType | None = None) -> pa.Array:
     return column if kind is None else column.cast(kind)
 
 
-def _gather(frames: Sequence[_Frame], place: Mapping[str, int], columns: Sequence[str]) -> Rows:
-    """Join some columns of frames, the first of which counts within a session."""
-    batches = [batch for _, _, batch in frames]
+def _gather(
+    blocks: Iterable[Block], place: Mapping[str, int], columns: Sequence[str], kept: Sequence[pa.Table]
+) -> Rows:
+    """Join blocks of some columns, the first of which counts within a session, and compacted tables."""
+    known = [block for block in blocks if block.producer.session in place]  # the rest vanished meanwhile
     kind = schema.RECORDS if columns[0] == "record_id" else schema.COMMITS
-    table = _encoded(pa.Table.from_batches(batches, kind).select(list(columns)).combine_chunks())
-    owners = np.array([place[producer.session] for producer, _, _ in frames], np.int64)
-    sids = np.repeat(owners, [batch.num_rows for batch in batches])
+    fields = pa.schema([kind.field(name) for name in kind.names if name in columns])
+    joined = pa.Table.from_batches([block.batch for block in known], fields)
+    table = encoded(joined.select(list(columns)).combine_chunks())
+    owners = np.array([place[block.producer.session] for block in known], np.int64)
+    sids = np.repeat(owners, [block.batch.num_rows for block in known])
+    if kept:
+        table, sids = _together(table, sids, kept, place)
     rows = Rows(table, sids)
     numbers = rows.ints(columns[0], 0)
     back = (np.diff(sids) < 0) | ((np.diff(sids) == 0) & (np.diff(numbers) < 0))
@@ -146,7 +190,19 @@ def _gather(frames: Sequence[_Frame], place: Mapping[str, int], columns: Sequenc
     return rows.take(np.lexsort((numbers, sids))) if back.any() else rows
 
 
-def _encoded(table: pa.Table) -> pa.Table:
+def _together(
+    table: pa.Table, sids: Ints, kept: Sequence[pa.Table], place: Mapping[str, int]
+) -> tuple[pa.Table, Ints]:
+    """Put compacted tables before encoded rows; return them with the session of each row."""
+    compacted = pa.concat_tables(kept).unify_dictionaries()
+    sessions = compacted["session"].combine_chunks()
+    number = np.array([place[session] for session in sessions.dictionary.to_pylist()], np.int64)
+    owners = number[sessions.indices.to_numpy()]
+    joined = pa.concat_tables([compacted.select(table.column_names).cast(table.schema), table])
+    return joined.unify_dictionaries().combine_chunks(), np.concatenate([owners, sids])
+
+
+def encoded(table: pa.Table) -> pa.Table:
     """Return the table with its texts as codes: they are few, and compared by the hundred thousand."""
     columns = {
         name: column.dictionary_encode() if pa.types.is_large_string(column.type) else column

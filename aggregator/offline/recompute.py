@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from eventlog import Kind, ReduceType, Spread, moments
+from eventlog import Kind, ReduceType, Spread, histogram, moments
 
 from ..naming import Meta
 from .candidates import ALL, Candidate, Member, Part, candidates
+from .payload import Payload
 from .placing import groups, outdated, replaced, window_code
 from .reading import codes, ints
 
@@ -93,13 +94,15 @@ def _candidates(history: History) -> list[Candidate]:
 
 def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
     """Return the distinct specs, and the number of each record's; -1: of a kind this version knows not."""
-    columns = ("key", "kind", "reduce_type", "spread", "group")
+    columns = ("key", "kind", "reduce_type", "spread", "group", "tags")
     texts = [table[name].combine_chunks().dictionary.to_pylist() for name in columns]
+    numbers = [codes(table[name]) + 1 for name in columns]
+    numbers[-1][_others(texts[1], numbers[1])] = 0  # a stat's tags say which quantiles are asked
     number = np.zeros(table.num_rows, np.int64)
-    for name, words in zip(columns, texts, strict=True):
-        number = number * (len(words) + 1) + codes(table[name]) + 1
+    for words, of_words in zip(texts, numbers, strict=True):
+        number = number * (len(words) + 1) + of_words
     distinct, places = np.unique(number, return_inverse=True)
-    specs: list[Spec] = []
+    specs: dict[Spec, int] = {}
     known = np.full(len(distinct), -1)
     for i, value in enumerate(distinct.tolist()):
         said: list[Any] = []
@@ -108,14 +111,22 @@ def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
             rest, place = divmod(rest, len(words) + 1)
             said.append(words[place - 1] if place else None)
         with suppress(ValueError):
-            specs.append(_spec(*reversed(said)))
-            known[i] = len(specs) - 1
-    return specs, known[places]
+            known[i] = specs.setdefault(_spec(*reversed(said)), len(specs))
+    return list(specs), known[places]
 
 
-def _spec(key: str, kind: str, reduce_type: str | None, spread: str | None, label: str | None) -> Spec:
+def _others(kinds: Sequence[str], kind: Ints) -> Bools:
+    """Whether each record is no stat; `kind` counts from 1."""
+    stat = Kind.STAT.value
+    return kind != (kinds.index(stat) + 1 if stat in kinds else 0)
+
+
+def _spec(
+    key: str, kind: str, reduce_type: str | None, spread: str | None, label: str | None, tags: str | None
+) -> Spec:
     reduction = None if reduce_type is None else ReduceType(reduce_type)
-    return Spec(key, Meta(Kind(kind), reduction, None, Spread(spread or Spread.SHARDS)), label)
+    asked = histogram.asked_in(tags)
+    return Spec(key, Meta(Kind(kind), reduction, None, Spread(spread or Spread.SHARDS), asked), label)
 
 
 def _expand(history: History, made: Sequence[Candidate]) -> tuple[Ints, Places]:
@@ -222,6 +233,22 @@ def moments_of(table: pa.Table, records: Places) -> Ints:
     for word, name in enumerate(_FLOAT_WORDS, moments.SUM):
         floats[:, word] = table[name].to_numpy()[records]
     return rows
+
+
+def histograms(history: History, found: Segments, segments: Collection[int]) -> dict[int, Ints]:
+    """Return the histogram of each of the segments of which all values are in the payload."""
+    chosen = np.isin(found.of_records, list(segments))
+    records, of = found.records[chosen], found.of_records[chosen]
+    order = np.argsort(records, kind="stable")
+    records, of = records[order], of[order]
+    counts = {segment: histogram.empty(1)[0] for segment in segments}
+    for place, values in Payload(history).values(records) if len(records) else ():
+        counted = histogram.of(values)
+        for segment in of[slice(*np.searchsorted(records, [place, place + 1]))].tolist():
+            counts[segment] += counted
+    odd = found.rows[:, moments.NAN : moments.INT_SUM].sum(axis=1)
+    finite = found.rows[:, moments.COUNT] - odd
+    return {segment: those for segment, those in counts.items() if those.sum() == finite[segment]}
 
 
 def _count_shares_once(rows: Ints, by_rank: Ints, of_segment: Places, shares: Bools) -> None:

@@ -2,50 +2,69 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from eventlog import errors
 
-from . import payload, pooling, tables
+from . import export, payload, pooling, tables
 from .choice import names_of
-from .database import Database
+from .condition import parse, tests
+from .database import Anew, Database
+from .drawing import Wanted
+from .grouping import SEQUENCE, Asked, counting
 from .history import load
+from .memory import Memory
+from .names import match
+from .payload import Payload
 from .recompute import specs_of
+from .sequences import by_sequence
+from .tally import why_missing
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
     from .history import History
+    from .reading import Bools
 
     Attempts = Literal["latest", "all"]
     Source = Literal["committed", "recomputed"]
 
-_MOST_NAMED: Final = 5
 
-
-def open_run(*paths: str | os.PathLike[str], attempts: Attempts = "latest") -> Session:
+def open_run(
+    *paths: str | os.PathLike[str],
+    attempts: Attempts = "latest",
+    offsets: Sequence[int] | None = None,
+    memory_limit: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
+) -> Session:
     """Open one or several run directories, finished or live, as they are now.
 
-    `attempts` "all" shows also what later attempts superseded. NotARunError, FormatVersionError; damage does
-    not raise: `Session.info` lists it. Nothing is written.
+    `attempts` "all" shows also what later attempts superseded. `offsets`: what to add to the steps of each
+    run, in order. `memory_limit` (bytes, or "256MB"; AREAL_METRICS_MEMORY_LIMIT) bounds what is held of the
+    values at a time, and DuckDB; `spill` (AREAL_METRICS_SPILL) is a directory that SQL may use beyond it.
+    NotARunError, FormatVersionError; damage does not raise: `Session.info` lists it. Nothing else is written.
     """
     if attempts not in ("latest", "all"):
         raise errors.QueryError(f"expected attempts to be latest or all, got {attempts!r}")
     if not paths:
         raise errors.QueryError("expected at least one run directory, got none")
     places = [Path(path) for path in paths]
-    labels = _labels(places)
-    return Session([load(path, label) for path, label in zip(places, labels, strict=True)], attempts)
+    steps: list[Any] = [0] * len(places) if offsets is None else list(offsets)
+    if len(steps) != len(places) or not all(isinstance(n, int) for n in steps):
+        raise errors.QueryError(
+            f"expected a whole number of steps for each of {len(places)} runs, got {offsets!r}"
+        )
+    memory = Memory.of(memory_limit, spill)
+    named = zip(places, labels(places), steps, strict=True)
+    return Session([load(path, label, offset) for path, label, offset in named], attempts, memory)
 
 
-def _labels(paths: Sequence[Path]) -> list[str]:
+def labels(paths: Sequence[Path]) -> list[str]:
     """Name runs by as many last parts of their paths as tell them apart."""
     parts = [path.resolve().parts for path in paths]
     if len(set(parts)) < len(parts):
@@ -59,8 +78,9 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 class Session:
     """Runs as they were when they were opened. A context manager; for one thread at a time."""
 
-    def __init__(self, histories: Sequence[History], attempts: Attempts) -> None:
+    def __init__(self, histories: Sequence[History], attempts: Attempts, memory: Memory) -> None:
         self._histories = histories
+        self._memory = memory
         self._every = attempts == "all"
         self._several = len(histories) > 1
         self._rows: pa.Table | None = None
@@ -77,7 +97,7 @@ class Session:
             "_payload": (payload.TABLE, self._payload),
         }
         joined = {name: _joined(parts) for name, parts in now.items()}
-        self._database = Database(joined, later, several=self._several, superseded=self._every)
+        self._database = Database(joined, later, several=self._several, superseded=self._every, memory=memory)
 
     def __enter__(self) -> Self:
         return self
@@ -116,43 +136,111 @@ class Session:
         rows = tables.select(rows, names, since, until, superseded=self._every)
         return self._shown(tables.wide(rows, by_attempt=self._every) if wide else rows)
 
-    def keys(self) -> pa.Table:
-        """Return what was recorded and, of kind "metric", committed: kind, count, first and last step."""
-        return self.sql("select * from keys")
+    def keys(self, keys: str | Iterable[str] | None = None) -> pa.Table:
+        """Return what was recorded and, of kind "metric", committed: kind, count, first and last step.
 
-    def percentiles(
-        self, key: str, q: float | Sequence[float], by: str | Sequence[str] = ("step",)
-    ) -> pa.Table:
-        """Return exact percentiles (0 to 1) of the values of a recorded key: a column `p50` and so on each.
-
-        See `reduce` for `by`, and for what is pooled. NaN where any value is NaN. `count` is how many values
-        there are, `missing` how many of those that were selected are not kept in the payload.
+        `keys` may hold globs; QueryError for a key that is not there.
         """
-        return self._shown(
-            pooling.percentiles(self._histories, self._recorded(key), q, by, every=self._every)
-        )
+        rows = self.sql("select * from keys")
+        if keys is None:
+            return rows
+        listed = rows["key"].to_pylist()
+        names = set(match(keys, listed, "key"))
+        return rows.filter(pa.array([name in names for name in listed], pa.bool_()))
 
     def reduce(
-        self, key: str, stats: str | Sequence[str] = ("avg",), by: str | Sequence[str] = ("step",)
+        self,
+        keys: str | Iterable[str],
+        stats: str | float | Sequence[str | float] = ("avg",),
+        by: str | Sequence[str] = ("step",),
+        *,
+        where: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
     ) -> pa.Table:
         """Return statistics of the values of a recorded key, a column for each.
 
-        avg, sum, min, max, count and nonfinite come from the moments; median, std and var (of the sample),
-        std_pop and var_pop read the values. Null where there is nothing to say.
-        `by`: any of step, epoch, attempt, role, rank, session, tracker. By none of role, rank and session the
-        ranks that count are pooled, as the metrics are; else every process that recorded the key stands for
-        itself.
-        """
-        return self._shown(pooling.reduce(self._histories, self._recorded(key), stats, by, every=self._every))
+        avg, sum, min, max, count and nonfinite come from the moments; median, any quantile ("p99" or 0.99),
+        std and var (of the sample), std_pop and var_pop read the values. Null where there is nothing to say,
+        NaN where any value is NaN. Several keys, and globs, are answered in one pass, with a column `key`.
 
-    def histogram(self, key: str, bins: int = 50, by: str | Sequence[str] = ()) -> pa.Table:
+        `by`: any of step, epoch, attempt, role, rank, session, tracker, sequence. By none of role, rank and
+        session the ranks that count are pooled, as the metrics are; else every process that recorded the key
+        stands for itself. By sequence there is a row for each sequence of each call: of the leading dimension
+        of the mask or of its `cu_seqlens`, named by step, role, rank, window, call and sequence.
+
+        `where`: only values that meet a condition on other keys of the same batch, such as
+        "ppo_actor/final_reward > 0"; see `condition` for what it may say and `pairing` for what belongs
+        together. Where values were read, `missing` counts those that are not kept in the payload, and
+        `unmatched` those beside which the condition's keys were not recorded. QueryError where it is not
+        known which values belong together. `since` and `until` are steps, both included.
+        """
+        asked = self._asked(keys, by, since, until)
+        answer = by_sequence if SEQUENCE in asked.by else pooling.reduce
+        return self._shown(
+            answer(self._histories, asked, stats, self._wanted(where, parts=SEQUENCE in asked.by))
+        )
+
+    def percentiles(
+        self,
+        keys: str | Iterable[str],
+        q: float | Sequence[float],
+        by: str | Sequence[str] = ("step",),
+        *,
+        where: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+    ) -> pa.Table:
+        """Return exact percentiles (0 to 1) of the values of a recorded key: a column `p50` and so on each.
+
+        Interpolated linearly, as numpy does. See `reduce` for the rest. `count` is how many values there are,
+        `missing` how many of those that were selected are not kept in the payload.
+        """
+        asked = self._asked(keys, by, since, until)
+        if SEQUENCE in asked.by:
+            stats = ["count", *pooling.checked_quantiles(q)]
+            return self._shown(by_sequence(self._histories, asked, stats, self._wanted(where, parts=True)))
+        return self._shown(pooling.percentiles(self._histories, asked, q, self._wanted(where)))
+
+    def histogram(
+        self,
+        keys: str | Iterable[str],
+        bins: int | Literal["log"] = 50,
+        by: str | Sequence[str] = (),
+        *,
+        where: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+    ) -> pa.Table:
         """Return how many values of a recorded key lie in each of `bins` equal bins, the last one closed.
 
         All groups share the bins, from the least to the greatest finite value. `nonfinite` counts the others.
+        `bins="log"` counts in the fixed bins that live quantiles are read from (`eventlog.histogram`; the
+        edge closer to 0 is closed), and returns those that hold something: such histograms add up. See
+        `reduce` for the rest.
         """
-        return self._shown(
-            pooling.histogram(self._histories, self._recorded(key), bins, by, every=self._every)
-        )
+        asked = self._asked(keys, by, since, until, sequences=False)
+        return self._shown(pooling.histogram(self._histories, asked, bins, self._wanted(where)))
+
+    def correlation(
+        self,
+        key: str,
+        other: str,
+        by: str | Sequence[str] = (),
+        *,
+        where: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+    ) -> pa.Table:
+        """Return Pearson's correlation of two recorded keys, over the values that were recorded side by side.
+
+        Null of fewer than two pairs and of a constant, NaN where any value is NaN or infinite. `count` is the
+        number of pairs. A value per sequence stands for each element of its sequence. See `reduce` for the
+        rest, and `pairing` for what belongs together.
+        """
+        asked = self._asked(key, by, since, until, sequences=False)
+        other = match(other, self._recorded(), "recorded key")[0]
+        return self._shown(pooling.correlation(self._histories, asked, self._wanted(where, other=other)))
 
     def sql(self, query: str) -> pa.Table:
         """Answer a SELECT (or WITH, DESCRIBE, SUMMARIZE, PIVOT, EXPLAIN) over the views; see `schema`.
@@ -165,6 +253,37 @@ class Session:
     def schema(self) -> pa.Table:
         """Return every column of every view: view, column, type, comment."""
         return self._database.schema()
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        keys: str | Iterable[str] | None = None,
+        *,
+        view: str = "metrics",
+        format: str | None = None,  # noqa: A002
+        wide: bool = False,
+        source: Source = "committed",
+        since: int | None = None,
+        until: int | None = None,
+    ) -> int:
+        """Write a view to a Parquet, Arrow, CSV or JSON Lines file, by its ending; return the number of rows.
+
+        `format`: parquet, arrow, csv or jsonl, whatever the ending. `keys` may hold globs. `wide` and
+        `source` are as for `metrics`, and for that view only. Views larger than memory are written a part at
+        a time. QueryError for an unknown view, key or format; nothing is left of a file that fails.
+        """
+        place = Path(path)
+        form = export.format_of(place, format)
+        if view == "metrics":
+            return export.write(
+                self.metrics(keys, wide=wide, source=source, since=since, until=until).to_reader(),
+                place,
+                form,
+            )
+        if wide or source != "committed":
+            raise errors.QueryError(f"expected wide and source for the view metrics only, got {view!r}")
+        rows = export.part(self._database, view, keys, since, until)
+        return export.write(rows, place, form)
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know of the run at a glance; of several, a list of it under `runs`."""
@@ -183,55 +302,71 @@ class Session:
             self._rows = pa.concat_tables([tables.committed(history) for history in self._histories])
         return self._rows
 
-    def _payload(self) -> pa.Table:
-        rows = _joined([payload.table(history) for history in self._histories])
+    def _payload(self) -> pa.Table | Anew:
+        """Return the payload's rows: held, if memory may hold them, else read anew by every scan."""
+        counted = [counting(history, every=self._every) for history in self._histories]
+        whole = list(zip(self._histories, counted, strict=True))
+        size = sum(int(payload.sizes(history).sum()) for history in self._histories)
+        if size > self._memory.held:
+            pieces = self._memory.piece
+            return Anew(payload.TABLE, lambda: _batches(whole, pieces))
+        tables = [table for history, of in whole for table in Payload(history).tables(of, size + 1)]
+        rows = _joined(tables)
         if not rows.num_rows and any(history.records.table.num_rows for history in self._histories):
             raise errors.QueryError(
-                "expected the values that were recorded, got none: the payload was off or pruned; "
+                f"expected the values that were recorded, got none: {why_missing(self._histories)}; "
                 "records and metrics can still be asked"
             )
-        return rows
+        return pa.Table.from_batches(payload.sliced(rows), rows.schema)
 
     def _named(self, source: Source) -> Iterable[str]:
         if source == "committed":
             return self._committed()["key"].unique().to_pylist()
         return [name for history in self._histories for spec in specs_of(history) for name in names_of(spec)]
 
-    def _recorded(self, key: str) -> str:
-        known = {spec.key for history in self._histories for spec in specs_of(history)}
-        if key not in known:
-            raise errors.QueryError(_unknown(key, known, "recorded key"))
-        return key
+    def _recorded(self) -> set[str]:
+        return {spec.key for history in self._histories for spec in specs_of(history)}
+
+    def _asked(
+        self,
+        keys: str | Iterable[str],
+        by: str | Sequence[str],
+        since: int | None,
+        until: int | None,
+        *,
+        sequences: bool = True,
+    ) -> Asked:
+        found = tuple(match(keys, self._recorded(), "recorded key"))
+        asked = Asked(
+            keys=found,
+            by=tuple(dict.fromkeys([by] if isinstance(by, str) else by)),
+            named=[keys] != list(found),
+            every=self._every,
+            since=since,
+            until=until,
+        )
+        if SEQUENCE in asked.by and not sequences:
+            raise errors.QueryError(
+                "expected to group by anything but sequence, which only statistics can be"
+            )
+        return asked
+
+    def _wanted(self, where: str | None, *, other: str | None = None, parts: bool = False) -> Wanted:
+        condition = None if where is None else parse(where)
+        for test in tests(condition) if condition is not None else ():
+            match([test.key], self._recorded(), "recorded key in the condition")
+        return Wanted(condition, other, parts, self._memory.piece)
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         rows = rows.combine_chunks()
         return rows if self._several else rows.drop_columns(["run"])
 
 
+def _batches(whole: Sequence[tuple[History, Bools]], most: int) -> Iterator[pa.RecordBatch]:
+    for history, counted in whole:
+        for table in Payload(history).tables(counted, most):
+            yield from payload.sliced(table.select(payload.TABLE.names).cast(payload.TABLE))
+
+
 def _joined(parts: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-
-
-def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """Return the known names that keys name, by themselves or as globs (`*`, `?`).
-
-    QueryError, naming what is near, for a key that names none.
-    """
-    names = dict.fromkeys(known)
-    found: dict[str, None] = {}
-    for key in [keys] if isinstance(keys, str) else keys:
-        glob = "*" in key or "?" in key
-        fitting = [key] if key in names else [name for name in names if glob and fnmatchcase(name, key)]
-        if not fitting:
-            raise errors.QueryError(_unknown(key, names, what))
-        found.update(dict.fromkeys(fitting))
-    return list(found)
-
-
-def _unknown(key: str, known: Iterable[str], what: str) -> str:
-    """Say what there is instead: names that begin with the key, else names like it."""
-    names = sorted(set(known))
-    near = [name for name in names if name.startswith((f"{key}/", f"{key}__"))][:_MOST_NAMED]
-    near = near or get_close_matches(key, names, _MOST_NAMED, 0.5) or names[:_MOST_NAMED]
-    listed = f"near: {', '.join(map(repr, near))}" if near else "there is none"
-    return f"expected a {what}, got {key!r}; {listed}"

@@ -18,7 +18,7 @@ from .recompute import segments, specs_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from eventlog import Loss, Producer
+    from eventlog import Loss, Producer, Pruned
 
     from .history import History
     from .reading import Bools, Ints
@@ -69,7 +69,7 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
     if names is not None:
         keys = {spec.key for spec in specs_of(history) if not names.isdisjoint(names_of(spec))}
     found = segments(history, keys)
-    spoken = choose(history, found, superseded=superseded)
+    spoken = choose(history, found, names, superseded=superseded)
     of = [found.candidates[found.candidate[s.segment]] for s in spoken]
     rows = pa.table(
         {
@@ -258,7 +258,10 @@ def info(history: History) -> dict[str, Any]:
         "created": None if created is None else datetime.fromtimestamp(created / 1e6, UTC),
         "format": manifest.get("format"),
         "attempts": [_without_run(row) for row in lives],
-        "producers": [_without_run(row) for row in people],
+        "producers": [
+            {**_without_run(row), "not_durable": state.told.not_durable, "waited": state.told.waited_us / 1e6}
+            for row, state in zip(people, reading.states, strict=True)
+        ],
         "steps": {
             "first": int(steps[0]) if len(steps) else None,
             "last": int(steps[-1]) if len(steps) else None,
@@ -272,6 +275,7 @@ def info(history: History) -> dict[str, Any]:
         "records": history.records.table.num_rows,
         "metrics": int((metric & ~history.commits.superseded).sum()),
         "losses": [_loss(state.producer, loss) for state in reading.states for loss in state.losses],
+        "pruned": [_pruned(state.producer, gone) for state in reading.states for gone in state.prunes],
         "problems": [str(problem) for problem in reading.reader.problems],
         "bytes": {
             stream.name.lower(): sum(s.bytes[stream] for s in reading.states) for stream in schema.Stream
@@ -298,8 +302,22 @@ def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
         "stream": loss.stream.name.lower(),
         "cause": cause,
         "window": None if loss.window < 0 else loss.window,
+        "step": loss.step,
         "rows": loss.rows,
         "bytes": loss.bytes,
+    }
+
+
+def _pruned(producer: Producer, gone: Pruned) -> dict[str, Any]:
+    first, last = gone.windows
+    return {
+        "role": producer.role,
+        "rank": producer.rank,
+        "session": producer.session,
+        "first_window": None if first < 0 else first,
+        "last_window": None if last < 0 else last,
+        "rows": gone.rows,
+        "bytes": gone.bytes,
     }
 
 

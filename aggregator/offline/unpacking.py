@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from eventlog import moments
+
+from .statistics import checked_bins, checked_quantiles, quantiles
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+_SEQUENCE: Final = pa.struct(
+    {
+        **dict.fromkeys(("sequence", "count"), pa.int64()),
+        **dict.fromkeys(("avg", "sum", "min", "max"), pa.float64()),
+    }
+)
 
 
 def bits(masks: pa.ChunkedArray, elements: pa.ChunkedArray) -> pa.Array:
@@ -40,6 +51,77 @@ def dense(values: pa.ChunkedArray, masks: pa.ChunkedArray, elements: pa.ChunkedA
     return _lists(rows, pa.float64(), chosen)
 
 
+def quantile(values: pa.ChunkedArray, asked: pa.ChunkedArray) -> pa.Array:
+    """Return a quantile of each list of values, as `statistics.quantiles` does; null of none."""
+    pairs = zip(_rows(values), asked.to_pylist(), strict=True)
+    found = [None if row is None else quantiles(row, checked_quantiles(q))[0] for row, q in pairs]
+    return pa.array(found, pa.float64())
+
+
+def counts(
+    values: pa.ChunkedArray, low: pa.ChunkedArray, high: pa.ChunkedArray, bins: pa.ChunkedArray
+) -> pa.Array:
+    """Count the finite values of each list in equal bins."""
+    ends = zip(low.to_pylist(), high.to_pylist(), bins.to_pylist(), strict=True)
+    found: list[NDArray[Any]] = []
+    for row, (first, last, n) in zip(_rows(values), ends, strict=True):
+        finite = np.empty(0) if row is None else row[np.isfinite(row)]
+        found.append(np.histogram(finite, checked_bins(n), _between(first, last))[0])
+    return _lists(found, pa.int64())
+
+
+def edges(low: pa.ChunkedArray, high: pa.ChunkedArray, bins: pa.ChunkedArray) -> pa.Array:
+    """Return the edges of those bins, one more than there are bins."""
+    ends = zip(low.to_pylist(), high.to_pylist(), bins.to_pylist(), strict=True)
+    found = [
+        np.histogram_bin_edges(np.empty(0), checked_bins(n), _between(first, last)) for first, last, n in ends
+    ]
+    return _lists(found, pa.float64())
+
+
+def _between(low: float, high: float) -> tuple[float, float]:
+    """Return the range of a histogram; of no finite value the one that numpy takes."""
+    return (low, high) if low <= high else (0.0, 1.0)
+
+
+def sequences(
+    values: pa.ChunkedArray, parts: pa.ChunkedArray, masks: pa.ChunkedArray, elements: pa.ChunkedArray
+) -> pa.Array:
+    """Return the statistics of every sequence of each list; null where its mask is not there.
+
+    `parts` are the selected values per sequence; null: as many as there are bits in the mask.
+    """
+    found: list[list[dict[str, Any]] | None] = []
+    for row, given, mask in zip(_rows(values), _rows(parts), _unpacked(masks, elements), strict=True):
+        lengths = mask if given is None else given
+        if row is None or lengths is None or lengths.sum() != len(row):
+            found.append(None)
+            continue
+        split = np.split(row, np.cumsum(lengths, dtype=np.int64)[:-1])
+        found.append([_summary(i, moments.of(part)) for i, part in enumerate(split)])
+    return pa.array(found, pa.list_(_SEQUENCE))
+
+
+def _summary(number: int, row: NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        "sequence": number,
+        "count": int(row[moments.COUNT]),
+        "avg": moments.mean(row),
+        "sum": moments.total_of(row),
+        "min": moments.least(row),
+        "max": moments.greatest(row),
+    }
+
+
+def _rows(lists: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
+    """Yield each list as an array, None for null."""
+    held = lists.combine_chunks()
+    offsets, items = held.offsets.to_numpy(), held.values.to_numpy(zero_copy_only=False)
+    there = held.is_valid().to_numpy(zero_copy_only=False)
+    for first, stop, valid in zip(offsets, offsets[1:], there, strict=False):
+        yield items[first:stop] if valid else None
+
+
 def _unpacked(masks: pa.ChunkedArray, elements: pa.ChunkedArray) -> list[NDArray[np.bool_] | None]:
     return [
         None
@@ -50,7 +132,7 @@ def _unpacked(masks: pa.ChunkedArray, elements: pa.ChunkedArray) -> list[NDArray
 
 
 def _lists(
-    rows: Sequence[NDArray[np.float64] | NDArray[np.bool_] | None],
+    rows: Sequence[NDArray[Any] | None],
     kind: pa.DataType,
     valid: Sequence[NDArray[np.bool_]] | None = None,
 ) -> pa.Array:

@@ -148,7 +148,7 @@ create view log.payload as
 select
     run, session, role, rank, world, "window", step, bound_by, attempt, epoch, record_id, "call", tracker, key, kind,
     denominator, denominator_id, shape, coalesce(values64, values32::double[]) as values, times, mask, selected,
-    sample_ids, superseded, complete
+    sample_ids, sampled, counted, superseded, complete
 from _payload;
 
 comment on view log.payload is 'The values themselves, a row per record';
@@ -158,12 +158,15 @@ comment on column log.payload.times is 'every call''s time, of scalars, timings 
 comment on column log.payload.mask is 'the mask, a bit per element, lowest bit first';
 comment on column log.payload.selected is 'selected values per sequence';
 comment on column log.payload.sample_ids is 'ids of the samples';
+comment on column log.payload.sampled is 'how many values were drawn at random; null: all are there';
+comment on column log.payload.counted is 'pooled in the metric of its key and step: copies on other ranks are not';
 
 create view log.tensors as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, denominator,
     denominator_id, shape, coalesce(values64, values32::double[]) as values,
-    _dense(coalesce(values64, values32::double[]), under, elements) as dense, superseded, complete
+    _dense(coalesce(values64, values32::double[]), under, elements) as dense, sampled, counted,
+    superseded, complete
 from _payload
 where kind = 'stat';
 
@@ -175,7 +178,8 @@ create view log.masks as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, shape,
     _bits(mask, elements) as mask,
-    coalesce(selected, list_transform(_bits(mask, elements), lambda b: b::bigint)) as selected, superseded, complete
+    coalesce(selected, list_transform(_bits(mask, elements), lambda b: b::bigint)) as selected, counted, superseded,
+    complete
 from _payload
 where kind = 'denominator';
 
@@ -186,7 +190,7 @@ comment on column log.masks.selected is 'selected elements per sequence';
 create view log.scalars as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", record_id, tracker, kind,
-    unnest(values64) as value, unnest(times) as time, superseded, complete
+    unnest(values64) as value, unnest(times) as time, sampled, counted, superseded, complete
 from _payload
 where kind in ('scalar', 'timing', 'counter');
 
@@ -194,16 +198,24 @@ comment on view log.scalars is 'Scalars, timings and counters, a row per value';
 comment on column log.scalars.time is 'of the call';
 
 create view log.samples as
+with each as (
+    select *, sample_ids as ids, coalesce(values64, values32::double[]) as found
+    from _payload where sample_ids is not null and kind != 'denominator'
+    union all
+    select *, whose as ids, _dense(coalesce(values64, values32::double[]), under, elements) as found
+    from _payload where kind = 'stat' and len(whose) = elements
+), unnested as (
+    select *, unnest(ids) as sample_id, unnest(found) as value from each
+)
 select
-    run, step, key, rank, role, attempt, epoch, session, world, "window", record_id, tracker, kind,
-    unnest(sample_ids) as sample_id, unnest(coalesce(values64, values32::double[])) as value, superseded, complete
-from _payload
-where sample_ids is not null;
-
-comment on view log.samples is 'Values with the sample they belong to';
+    run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, tracker, kind, sample_id,
+    value, tags, counted, superseded, complete
+from unnested
+where value is not null;
 
 comment on view log.samples is 'Values with the sample they belong to';
 comment on column log.samples.sample_id is 'id of the sample the value belongs to';
+comment on column log.samples.tags is 'what else is known of the sample, a JSON object';
 
 create view log.keys as
 select run, key, kind, reduce_type, sum(count)::bigint as count, min(step) as first_step, max(step) as last_step
@@ -221,3 +233,126 @@ comment on view log.keys is 'What was recorded and, of kind metric, what was com
 comment on column log.keys.count is 'selected values; of metrics, rows';
 comment on column log.keys.first_step is 'first step that counts';
 comment on column log.keys.last_step is 'last step that counts';
+
+-- Statistics as table macros: `from percentile('ppo_actor/advantages', 0.99)`. They mean what the exported numbers
+-- mean: the ranks that count are pooled, one NaN makes a statistic NaN, Inf follows IEEE, nothing selected is null,
+-- and everything is added in a fixed order. A view of the same name tells (and documents) the columns of each.
+
+create macro log._known(wanted) as (
+    select case when count(*) = 0 then error('expected a recorded key, got ' || chr(39) || wanted || chr(39)) else true
+    end from _records where key = wanted
+);
+
+create macro log._whole(sampled) as (
+    if(sampled is null, true, error('expected all values of the key, got samples of them: see the view tensors'))
+);
+
+create macro log._total(sum, nan, pos_inf, neg_inf) as (
+    case
+        when nan > 0 or (pos_inf > 0 and neg_inf > 0) then 'nan'::double
+        when pos_inf > 0 then 'inf'::double
+        when neg_inf > 0 then '-inf'::double
+        else sum
+    end
+);
+
+create macro log.percentile(wanted, q) as table
+select
+    run, step,
+    _quantile(flatten(list(coalesce(values64, values32::double[]) order by session, record_id)), q::double) as value,
+    sum(len(coalesce(values64, values32::double[])))::bigint as count
+from _payload
+where key = wanted and counted and log._known(wanted) and log._whole(sampled)
+group by run, step
+order by run, step;
+
+create view log."percentile('key', 0.99)" as from log.percentile('', 0.99);
+comment on view log."percentile('key', 0.99)" is 'An exact percentile of a recorded key by step';
+comment on column log."percentile('key', 0.99)".step is 'training step';
+comment on column log."percentile('key', 0.99)".value is 'interpolated between neighbours; NaN where any value is';
+comment on column log."percentile('key', 0.99)".count is 'values that it is of';
+
+create macro log._histogram(wanted, bins) as table
+with ends as (
+    select
+        min(if(p.kind = 'counter', list_min(p.values64), r.min)) as low,
+        max(if(p.kind = 'counter', list_max(p.values64), r.max)) as high
+    from (select run, session, record_id, kind, if(kind = 'counter', values64, null) as values64
+        from _payload where key = wanted and counted and log._known(wanted)) as p
+    join _records as r using (run, session, record_id)
+), binned as (
+    select
+        run, _counts(coalesce(values64, values32::double[]), (select low from ends), (select high from ends), bins) as n
+    from _payload
+    where key = wanted and counted and log._whole(sampled)
+), numbered as (
+    select run, unnest(n) as n, generate_subscripts(n, 1) as bin from binned
+), edges as (
+    select _edges(low, high, bins::bigint) as edges from ends
+)
+select
+    run, bin, (select edges from edges)[bin] as "left", (select edges from edges)[bin + 1] as "right",
+    sum(n)::bigint as count
+from numbered
+group by run, bin
+order by run, bin;
+
+create view log."histogram('key', 50)" as from log._histogram('', 50);
+comment on view log."histogram('key', 50)" is 'How many values of a recorded key lie in each of some equal bins';
+comment on column log."histogram('key', 50)".bin is '1, 2, 3 …, from the least finite value to the greatest';
+comment on column log."histogram('key', 50)"."left" is 'lower edge, included';
+comment on column log."histogram('key', 50)"."right" is 'upper edge, included in the last bin only';
+comment on column log."histogram('key', 50)".count is 'finite values between the edges';
+
+create macro log.by_rank(wanted) as table
+with merged as (
+    select
+        run, step, role, rank, superseded, sum(count)::bigint as count, sum(nan)::bigint as nan,
+        sum(pos_inf)::bigint as pos_inf, sum(neg_inf)::bigint as neg_inf,
+        sum(sum order by session, record_id) as total, min(min) as low, max(max) as high
+    from _records
+    where key = wanted and complete and step is not null and log._known(wanted)
+    group by run, step, role, rank, superseded
+)
+select
+    run, step, role, rank, count, if(count > 0, log._total(total, nan, pos_inf, neg_inf) / count, null) as avg,
+    log._total(total, nan, pos_inf, neg_inf) as sum,
+    case when count = 0 then null when nan > 0 then 'nan'::double when neg_inf > 0 then '-inf'::double
+        when low <= high or pos_inf > 0 then low end as min,
+    case when count = 0 then null when nan > 0 then 'nan'::double when pos_inf > 0 then 'inf'::double
+        when low <= high or neg_inf > 0 then high end as max,
+    nan + pos_inf + neg_inf as nonfinite, superseded
+from merged
+order by run, step, role, rank, superseded;
+
+create view log."by_rank('key')" as from log.by_rank('');
+comment on view log."by_rank('key')" is 'A recorded key by step and rank, every process for itself; from the moments alone';
+comment on column log."by_rank('key')".avg is 'mean of the selected values; null where none is';
+comment on column log."by_rank('key')".sum is 'sum of the selected values';
+comment on column log."by_rank('key')".min is 'least selected value; null of counters and masks';
+comment on column log."by_rank('key')".max is 'greatest selected value; null of counters and masks';
+comment on column log."by_rank('key')".nonfinite is 'NaNs and Infs among them';
+
+create macro log.by_sequence(wanted) as table
+with each as (
+    select
+        run, step, role, rank, "window", "call", whose,
+        unnest(_sequences(coalesce(values64, values32::double[]), parts, under, elements)) as s
+    from _payload
+    where key = wanted and counted and log._known(wanted) and log._whole(sampled)
+)
+select
+    run, step, role, rank, "window", "call", s.sequence as sequence, whose[s.sequence + 1] as sample_id,
+    s.count as count, s.avg as avg, s.sum as sum, s.min as min, s.max as max
+from each
+order by run, step, role, rank, "window", "call", sequence;
+
+create view log."by_sequence('key')" as from log.by_sequence('');
+comment on view log."by_sequence('key')" is 'A recorded tensor by sequence: of the leading dimension, or of cu_seqlens';
+comment on column log."by_sequence('key')"."call" is 'which call of the key in its window, 0 first';
+comment on column log."by_sequence('key')".sequence is 'which sequence of the call, 0 first';
+comment on column log."by_sequence('key')".sample_id is 'its id, where ids were given';
+comment on column log."by_sequence('key')".avg is 'mean of the selected values; null where none is';
+comment on column log."by_sequence('key')".sum is 'sum of the selected values';
+comment on column log."by_sequence('key')".min is 'least selected value';
+comment on column log."by_sequence('key')".max is 'greatest selected value';

@@ -6,6 +6,7 @@ import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aggregator import open_run
@@ -161,3 +162,90 @@ def test_damage_is_told_and_exits_3(ask: Ask, tmp_path: Path) -> None:
     assert (3, 3) == (answer.code, len(answer.json))
     assert answer.err.startswith("damaged: ")
     assert segment.name in answer.err
+
+
+# -- statistics ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Record two steps of two sequences with rewards 1 and -1, and KL per token."""
+    with RunBuilder(tmp_path / "run") as run:
+        leader = run.producer("actor", attempt=0)
+        for step in range(2):
+            tracker = leader.tracker()
+            tracker.denominator({"n_tokens": np.ones((2, 3), bool), "n_seqs": np.ones(2, bool)})
+            tracker.stat("n_tokens", {"kl": np.arange(6.0).reshape(2, 3) + step, "loss": np.ones((2, 3))})
+            tracker.stat("n_seqs", {"reward": np.array([1.0, -1.0])})
+            leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
+    return tmp_path / "run"
+
+
+def test_reduce_under_a_condition(ask: Ask, trained: Path) -> None:
+    """Mean KL over sequences whose reward is positive is one line."""
+    answer = ask("reduce", trained, "kl", "--stat", "avg", "--stat", "p50", "--where", "reward > 0", "--json")
+    assert [(0, 1.0, 1.0), (1, 2.0, 2.0)] == [(row["step"], row["avg"], row["p50"]) for row in answer.json]
+    table = ask("reduce", trained, "kl", "--by", "sequence", "--until", 0).out.splitlines()
+    assert ["step", "role", "rank", "window", "call", "sequence", "sample_id", "avg"] == table[0].split()
+    assert ["0", "actor", "0", "0", "0", "1", "4"] == table[2].split()
+
+
+def test_percentiles_of_globs(ask: Ask, trained: Path) -> None:
+    """Several keys are told apart by a column; three percentiles are printed unless others are asked for."""
+    rows = ask("percentiles", trained, "k*", "loss", "--by", "epoch", "--json").json
+    assert [("kl", 3.0), ("loss", 1.0)] == [(row["key"], row["p50"]) for row in rows]
+    assert {"p50", "p90", "p99"} <= set(rows[0])
+    single = ask("percentiles", trained, "kl", "-q", "0.25", "--since", 1, "--json").json
+    assert [{"step": 1, "p25": 2.25, "count": 6, "missing": 0}] == single
+
+
+def test_histogram_and_correlation(ask: Ask, trained: Path) -> None:
+    """Both are of the whole run unless --by says otherwise."""
+    rows = ask("histogram", trained, "kl", "--bins", 2, "--json").json
+    assert [5, 7] == [row["count"] for row in rows]
+    (row,) = ask("correlation", trained, "kl", "reward", "--json").json
+    assert (12, True) == (row["count"], row["correlation"] < 0)
+    assert 2 == len(ask("correlation", trained, "kl", "reward", "--by", "step", "--json").json)
+
+
+def test_macros_on_the_command_line(ask: Ask, trained: Path) -> None:
+    """SQL has the statistics as tables, and --schema documents them."""
+    answer = ask("sql", trained, "from percentile('kl', 0.5)", "--memory-limit", "128MB", "--json")
+    assert [(0, 2.5), (1, 3.5)] == [(row["step"], row["value"]) for row in answer.json]
+    assert "percentile('key', 0.99)" in ask("sql", trained, "--schema").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reduce", "kll"], "expected a recorded key, got 'kll'; near: 'kl'"),
+        (["reduce", "kl/avg"], "expected a recorded key, got 'kl/avg'; near: 'kl'"),
+        (["reduce", "kl", "--stat", "mode"], "expected statistics of avg,"),
+        (["reduce", "kl", "--stat", "p101"], "expected percentiles from 0 to 1, got 1.01"),
+        (["reduce", "kl", "--by", "hour"], "expected to group by any of step,"),
+        (
+            ["reduce", "kl", "--where", "reward >"],
+            "expected a number, got the end in the condition 'reward >'",
+        ),
+        (["percentiles", "kl", "-q", "99"], "expected percentiles from 0 to 1, got 99"),
+        (["histogram", "kl", "--memory-limit", "lots"], "expected a memory limit in bytes or like 256MB"),
+        (["correlation", "kl", "rewards"], "expected a recorded key, got 'rewards'; near: 'reward'"),
+        (["export", "out.xls"], "expected a file ending in .parquet"),
+    ],
+)
+def test_wrong_questions_get_right_errors(ask: Ask, trained: Path, words: list[str], message: str) -> None:
+    """One line says what was expected and what there is; the exit code is 1."""
+    command, *rest = words
+    answer = ask(command, trained, *rest)
+    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert message in answer.err
+
+
+def test_an_empty_run_answers_politely(ask: Ask, tmp_path: Path) -> None:
+    """There are no rows, and no key: the error says so."""
+    with RunBuilder(tmp_path):
+        pass
+    assert [] == ask("metrics", tmp_path, "--json").json == ask("keys", tmp_path, "--json").json
+    assert [{"n": 0}] == ask("sql", tmp_path, "select count(*) as n from tensors", "--json").json
+    answer = ask("reduce", tmp_path, "kl")
+    assert (1, True) == (answer.code, "got 'kl'; there is none" in answer.err)

@@ -11,6 +11,7 @@ import replay
 from eventlog.errors import RewindError
 from replay import MemoryBackend
 from tests.cli.conftest import STEPS, Ask, write_run
+from tests.replay.servers import SwanlabServer, WandbServer
 from tests.storage import flip
 
 
@@ -75,9 +76,9 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
         (
             ["--to", "nope"],
             1,
-            "expected a backend among memory, tensorboard, wandb, swanlab, trackio, got 'nope'",
+            "expected a backend among memory, swanlab, tensorboard, trackio, wandb, got 'nope'",
         ),
-        (["--to", "swanlab"], 1, "swanlab"),
+        (["--to", "swanlab", "-o", "swanlab.mode=x"], 1, "expected a swanlab mode of cloud, online, local"),
         (["--to", "wandb", "-o", "path=x"], 2, "expected -o BACKEND.NAME=VALUE, got 'path=x'"),
         (["--to", "wandb", "-o", "wandb.path"], 2, "expected -o BACKEND.NAME=VALUE, got 'wandb.path'"),
         (["--to", "wandb", "-o", "tensorboard.path=x"], 2, "expected -o of a backend named by --to"),
@@ -89,7 +90,7 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
         (["--to", "tensorboard", "--since", "1.5"], 2, "Invalid value for '--since'"),
         (["--to", "tensorboard", "--since", "-1"], 1, "-1"),
         (["--to", "tensorboard", "--since", "5", "--until", "1"], 2, "expected --since at or below --until"),
-        (["--to", "memory"], 2, "expected --to tensorboard or wandb, got memory"),
+        (["--to", "memory"], 2, "expected --to swanlab, tensorboard, trackio or wandb, got memory"),
     ],
 )
 def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: int, message: str) -> None:
@@ -108,6 +109,32 @@ def test_options_may_be_lists_and_booleans() -> None:
         ["wandb", "tensorboard"],
         ["wandb.tags=a", "wandb.tags=b", "wandb.notes=x=y", "wandb.strict=true"],
     )
+
+
+@pytest.mark.long
+def test_services_are_online_by_default(
+    ask: Ask, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--to wandb and --to swanlab tell their servers, --to trackio its local file; again, nothing is sent."""
+    monkeypatch.chdir(tmp_path)
+    with WandbServer() as wandb, SwanlabServer() as swanlab:
+        for name, value in {
+            "WANDB_BASE_URL": wandb.url, "WANDB_API_KEY": "x" * 40, "WANDB_ERROR_REPORTING": "false",
+            "SWANLAB_API_HOST": swanlab.url, "SWANLAB_API_KEY": "key",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        words = [
+            "replay", root / "a", "--to", "wandb", "--to", "swanlab", "--to", "trackio",
+            "-o", f"trackio.path={tmp_path / 'trackio'}", "-o", f"wandb.path={tmp_path / 'wb'}",
+            "--cursors", tmp_path / "cursors", "--json",
+        ]  # fmt: skip
+        for sent, skipped in ((STEPS, 0), (0, STEPS)):
+            answer = ask(*words)
+            assert 0 == answer.code, answer.err
+            assert [(sent, skipped)] * 3 == [(row["sent"], row["skipped"]) for row in answer.json]
+        (history,) = (run.history for run in wandb.runs.values())
+        assert STEPS == len(history)
+        assert 1 == len(swanlab.experiments)
 
 
 @pytest.mark.parametrize("damage", ["segment", "attempt", "manifest"])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import time
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import eventlog
+from cli import pulse
 from eventlog.rundir import RunDir
-from eventlog.schema import COMMITS, Stream
+from eventlog.schema import COMMITS, RECORDS, Stream
 from eventlog.writer import Writer
 from tests.cli.conftest import STEPS, Ask, write_run
-from tests.storage import flip, producer, put_window, settle
+from tests.eventlog.test_reader import write_other
+from tests.runs import RunBuilder
+from tests.storage import flip, producer, put_window, records, settle
 
 
 def test_ls_finds_runs_at_any_depth(ask: Ask, root: Path) -> None:
@@ -39,20 +45,94 @@ def test_ls_of_a_run_lists_that_run(ask: Ask, root: Path) -> None:
     assert [str(root / "a")] == [row["path"] for row in ask("ls", root / "a", "--json").json]
 
 
-def test_ls_tells_a_living_run_from_a_silent_one(ask: Ask, tmp_path: Path) -> None:
-    """A run with a fresh sign of life is running; one that stopped without a word is silent."""
-    log = eventlog.start(tmp_path / "live", rank=0, world_size=1)
-    try:
-        log.claim_attempt()
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (rows := ask("ls", tmp_path, "--json").json):
-            time.sleep(0.05)
-        assert ["running"] == [row["state"] for row in rows]
-    finally:
-        eventlog.stop()
-    from cli.runs import ALIVE_SECONDS, _state
+@pytest.fixture
+def lives(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory with a running, a stuck, a dead, an ended and a finished run."""
+    log = eventlog.start(tmp_path / "running", rank=0, world_size=1)
+    log.claim_attempt()
+    stuck = RunBuilder(tmp_path / "stuck")  # its process lives, and last committed in January
+    actor = stuck.producer("actor")
+    stuck.attempt(leader=actor)
+    for step in range(3):
+        actor.commit(step, {"loss": 1.0}, time=10 * step, leader=True)
+    settle(actor.writer)
+    write_other(tmp_path / "dead", RECORDS, records(0))  # written in 1970, and never ended
+    RunDir.open(tmp_path / "dead").claim_attempt({})
+    eventlog_run = RunDir.create(tmp_path / "ended")
+    Writer(eventlog_run, producer(eventlog_run)).close()
+    write_run(tmp_path / "finished", [range(3)], gain=1.0)
+    yield tmp_path
+    stuck.close()
+    eventlog.stop()
 
-    assert "silent" == _state(None, int((time.time() - ALIVE_SECONDS - 1) * 1e6))
+
+STATES = {"dead": "dead", "ended": "ended", "finished": "finished", "running": "running", "stuck": "stuck"}
+
+
+def test_ls_tells_living_runs_from_others(ask: Ask, lives: Path) -> None:
+    """A running, a stuck and a dead run look different, and those that ended say how (report b16)."""
+    rows = ask("ls", lives, "--json").json
+    assert STATES == {Path(row["path"]).name: row["state"] for row in rows}
+
+
+def test_info_tells_living_runs_from_others(ask: Ask, lives: Path) -> None:
+    """The run's state, its processes', and how its newest attempt goes or ended (report b16)."""
+    told = {name: ask("info", lives / name, "--json").json for name in STATES}
+    assert STATES == {name: run["state"] for name, run in told.items()}
+    expected = {"running": "running", "stuck": "stuck", "dead": "unknown", "finished": "finished"}
+    assert expected == {name: told[name]["attempts"][-1]["outcome"] for name in expected}
+    for name in ("running", "stuck", "dead", "ended"):
+        assert [name] == [row["state"] for row in told[name]["producers"]]
+    assert {"ended"} == {row["state"] for row in told["finished"]["producers"]}
+    assert 120 == told["stuck"]["stuck_after"]  # ten seconds a step, ten times; two minutes at least
+    assert "1970-01-01T00:00:00.000001+00:00" == told["dead"]["last_seen"]
+
+
+def test_how_long_is_too_long() -> None:
+    """Ten usual steps without progress, two minutes at least; half an hour before there are two commits."""
+    seconds = [
+        pulse.stuck_after(times) for times in ([], [5], [0, 1_000_000], [n * 60_000_000 for n in range(9)])
+    ]
+    assert [1800, 1800, 120, 600] == seconds
+
+
+ENDINGS = """
+import os, signal, sys, eventlog
+log = eventlog.start(sys.argv[1], rank=0, world_size=1)
+log.claim_attempt()
+log.commit(0, 0, 0, [{"loss": 1.0}])
+if sys.argv[2] == "exception":
+    raise ValueError("no")
+if sys.argv[2] != "finished":
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+eventlog.stop()
+"""
+
+
+def test_info_says_how_each_attempt_ended(ask: Ask, tmp_path: Path) -> None:
+    """Attempts that were terminated, killed, and that finished are told apart (report b16)."""
+    endings = ("SIGTERM", "SIGKILL", "finished")
+    for ending in endings:
+        command = [sys.executable, "-W", "ignore", "-c", ENDINGS, str(tmp_path / "run"), ending]
+        subprocess.run(command, check=False, capture_output=True)
+    outcomes = [a["outcome"] for a in ask("info", tmp_path / "run", "--json").json["attempts"]]
+    assert ["signal", "unknown", "finished"] == [outcome.partition(":")[0] for outcome in outcomes]
+
+
+def test_info_names_the_steps_of_losses(ask: Ask, tmp_path: Path) -> None:
+    """A loss whose window a commit binds is told with its step, and the run's sizes are there."""
+    run = RunDir.create(tmp_path / "run")
+    writer = Writer(run, producer(run))
+    for window in range(3):
+        put_window(writer, window)
+    writer.put(Stream.PAYLOAD, lambda: 1 / 0, window=2, first_id=250, last_id=259, nbytes=10)
+    writer.close()
+    answer = ask("info", tmp_path / "run", "--json")
+    assert 3 == answer.code
+    ((window, step, rows),) = [(loss["window"], loss["step"], loss["rows"]) for loss in answer.json["losses"]]
+    assert (2, 2, 10) == (window, step, rows)
+    files = [file for file in (tmp_path / "run").rglob("*-*.*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) == sum(answer.json["bytes"].values())
 
 
 def test_ls_leaves_out_what_it_cannot_read(ask: Ask, root: Path, tmp_path: Path) -> None:

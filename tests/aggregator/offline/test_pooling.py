@@ -54,12 +54,24 @@ def same(want, got, largest):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.lists(calls, min_size=1, max_size=2), min_size=1, max_size=3))
 def test_every_statistic_is_numpy_s(tmp_path_factory, steps):
-    """On runs with masks, NaN, Inf and missing keys, by step and by step and rank (report f10)."""
+    """On runs with masks, NaN, Inf, missing keys and a restart, by step and by step and rank (report f10)."""
     path = tmp_path_factory.mktemp("run")
     pooled = {}
+    lives = [(0, step, by_rank) for step, by_rank in enumerate(steps)]
+    lives += [(1, len(steps) - 1, steps[0])]  # the last step again, after a restart
     with RunBuilder(path) as run:
-        ranks = [run.producer("actor", rank, world="w", world_size=len(steps[0])) for rank in range(2)]
-        for step, by_rank in enumerate(steps):
+        worlds = [
+            [
+                run.producer("actor", r, world=f"w{a}", world_size=2, attempt=a, started=100 * a)
+                for r in range(2)
+            ]
+            for a in range(2)
+        ]
+        for attempt, step, by_rank in lives:
+            ranks = worlds[attempt]
+            if attempt:
+                run.attempt(1, leader=ranks[0], started=100, resume_step=step)
+                pooled = {place: those for place, those in pooled.items() if place[0] != step}
             for producer, made in zip(ranks, by_rank, strict=False):
                 for call in made:
                     row, mask = (np.array(part) for part in zip(*call, strict=True))
@@ -68,8 +80,8 @@ def test_every_statistic_is_numpy_s(tmp_path_factory, steps):
                     pooled.setdefault((step, producer.rank), []).append(
                         row.astype(np.float32)[mask.astype(bool)]
                     )
-            stats = run.export(ranks, time=step)
-            ranks[0].commit(step, stats, time=step + 0.5, leader=True)
+            stats = run.export(ranks, time=100 * attempt + step)
+            ranks[0].commit(step, stats, time=100 * attempt + step + 0.5, leader=True)
     if not pooled:
         return
     everything = np.concatenate([np.concatenate(v) for v in pooled.values()])
@@ -187,11 +199,11 @@ def test_a_constant_does_not_deviate(run):
         run.export(leader, time=step)
         leader.commit(step, time=step + 0.5, leader=True)
     session = run.open()
-    assert [(0.0, 0.0)] == [
+    assert [(0.0, 0.0, 0)] == [
         tuple(r.values()) for r in session.reduce("x", ["std", "var_pop"], by=[]).to_pylist()
     ]
     single = session.reduce("x", ["std", "var", "std_pop", "var_pop"]).to_pylist()[2]
-    assert {"step": 2, "std": None, "var": None, "std_pop": 0.0, "var_pop": 0.0} == single
+    assert {"step": 2, "std": None, "var": None, "std_pop": 0.0, "var_pop": 0.0, "missing": 0} == single
 
 
 def test_answers_repeat_bit_for_bit(run):
@@ -267,8 +279,8 @@ def test_several_runs_are_kept_apart(run, tmp_path):
     ("ask", "message"),
     [
         (lambda s: s.reduce("y"), "expected a recorded key, got 'y'; near: 'n', 'x'"),
-        (lambda s: s.reduce("x", "mode"), "expected statistics of avg, .*, median, got 'mode'"),
-        (lambda s: s.reduce("x", by="hour"), "expected to group by any of step, .*, tracker, got 'hour'"),
+        (lambda s: s.reduce("x", "mode"), "expected statistics of avg, .*, median, p99 or 0.99, got 'mode'"),
+        (lambda s: s.reduce("x", by="hour"), "expected to group by any of step, .*, sequence, got 'hour'"),
         (lambda s: s.percentiles("x", 99), "expected percentiles from 0 to 1, got 99"),
         (lambda s: s.percentiles("x", [0.5, math.nan]), "expected percentiles from 0 to 1, got nan"),
         (lambda s: s.histogram("x", 0), "expected at least one bin, got 0"),

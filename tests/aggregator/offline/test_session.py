@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import numpy as np
 import pytest
 
 from aggregator import open_run
-from aggregator.offline.database import VIEWS
+from aggregator.offline.database import MACROS, VIEWS
 from eventlog import errors
 
 
@@ -142,7 +143,7 @@ def test_every_column_is_documented(trained):
     """The schema lists every column of every view, with its type and what it means."""
     session, _ = trained
     rows = session.schema().to_pylist()
-    assert set(VIEWS) == {row["view"] for row in rows}
+    assert {*VIEWS, *(view for *_, view in MACROS.values())} == {row["view"] for row in rows}
     assert [] == [row for row in rows if not row["comment"]]
     types = {(row["view"], row["column"]): row["type"] for row in rows}
     assert "DOUBLE[]" == types["tensors", "values"]
@@ -305,3 +306,36 @@ def test_a_session_is_closed_by_its_context(run):
         session.sql("select 1")
     with pytest.raises(errors.QueryError, match=r"Connection.*closed"):
         session.sql("select 1")
+
+
+def test_readers_and_a_writer_do_not_meet(run):
+    """Two readers ask while a run is written: no lock, no error, and no file of theirs (report g11)."""
+    leader = run.producer()
+    found = {0: [], 1: []}
+    done = threading.Event()
+
+    def read(number):
+        while True:
+            last = done.is_set()
+            with open_run(run.path) as session:
+                steps = session.sql("select count(distinct step) as n from metrics")["n"][0].as_py()
+                values = session.sql("select count(*) as n from scalars")["n"][0].as_py() if steps else 0
+                found[number].append((steps, values))
+            if last:
+                return
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in found]
+    for reader in readers:
+        reader.start()
+    for step in range(40):
+        leader.tracker().scalar({"x": float(step)})
+        leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
+        assert leader.writer.flush(30)
+    leader.writer.close()
+    done.set()
+    for reader in readers:
+        reader.join()
+    for seen in found.values():
+        assert sorted(seen) == seen
+        assert (40, 40) == seen[-1]
+    assert {".arrows", ".idx", ".json"} == {path.suffix for path in run.path.rglob("*") if path.is_file()}

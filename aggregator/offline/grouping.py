@@ -1,0 +1,196 @@
+"""Which records are pooled, and by what: the records of keys that count, in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from eventlog import errors, moments
+
+from .choice import speaking
+from .placing import groups
+from .reading import NONE, codes, ints, nullable
+from .recompute import moments_of, segments
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from .history import History
+    from .reading import Bools, Ints
+
+    Places = NDArray[np.intp]
+
+SEQUENCE: Final = "sequence"
+BY: Final = ("step", "epoch", "attempt", "role", "rank", "session", "tracker", SEQUENCE)
+_OF_PROCESS: Final = frozenset({"role", "rank", "session"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which records a question is about: of what keys, by what, between which steps (both included).
+
+    `every`: those of superseded attempts too. `named`: the answer has a column `key`.
+    """
+
+    keys: tuple[str, ...]
+    by: tuple[str, ...]
+    named: bool = False
+    every: bool = False
+    since: int | None = None
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.by if name not in BY]:
+            raise errors.QueryError(f"expected to group by any of {', '.join(BY)}, got {unknown[0]!r}")
+
+    @property
+    def of_process(self) -> bool:
+        """Whether processes are asked about, so that each stands for itself."""
+        return not _OF_PROCESS.isdisjoint(self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Groups of records: `columns` say what each group is, `rows` are its moments.
+
+    `records[i]` are the records of the i-th history that are pooled, `steps[i]` the step that each counts
+    for, `of[i]` its group.
+    """
+
+    columns: dict[str, pa.Array]
+    rows: Ints
+    records: Sequence[Places]
+    steps: Sequence[Ints]
+    of: Sequence[Places]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def pool(histories: Sequence[History], asked: Asked) -> Pool:
+    """Group the records that are asked about; QueryError when there are none."""
+    found = [_between(asked, *_counted(history, asked)) for history in histories]
+    sizes = [len(records) for records, _ in found]
+    if not sum(sizes):
+        keys = ", ".join(map(repr, asked.keys))
+        raise errors.QueryError(
+            f"expected values of {keys} at some step, got none: "
+            "its windows are unbound, incomplete or superseded, or the steps are others"
+        )
+    names = [*(["key"] if asked.named else []), *(name for name in asked.by if name != SEQUENCE)]
+    columns = {name: Column.of(histories, found, name) for name in ("run", *names)}
+    numbers, n = groups(*(column.values for column in columns.values()))
+    of = np.split(numbers, np.cumsum(sizes)[:-1])
+    first = np.zeros(n, np.int64)
+    first[numbers] = np.arange(len(numbers))
+    said = {name: column.take(first) for name, column in columns.items()}
+    records = [places for places, _ in found]
+    rows = [moments_of(h.records.table, places) for h, places in zip(histories, records, strict=True)]
+    merged = merge(histories, records, rows, of, n)
+    return Pool(said, merged, records, [steps for _, steps in found], of)
+
+
+def counting(history: History, *, every: bool) -> Bools:
+    """Return which records count in the metric of their key: tensor-parallel copies once, for example."""
+    counted = np.zeros(history.records.table.num_rows, np.bool_)
+    counted[_speaking(history, None, every=every)[0]] = True
+    return counted
+
+
+def _counted(history: History, asked: Asked) -> tuple[Places, Ints]:
+    """Return (records, their steps): all, where processes are asked about, else those that count once."""
+    if asked.of_process:
+        placed = history.records
+        words = placed.table["key"].combine_chunks().dictionary.to_pylist()
+        wanted = [i for i, word in enumerate(words) if word in asked.keys]
+        chosen = np.isin(codes(placed.table["key"]), wanted)
+        chosen &= placed.table["complete"].to_numpy() & (placed.steps != NONE)
+        records = np.flatnonzero(chosen if asked.every else chosen & ~placed.superseded)
+        return records, placed.steps[records]
+    records, steps = _speaking(history, set(asked.keys), every=asked.every)
+    # An export without reset covers records again: once a step, or once in all.
+    by_step = not {"step", "epoch", SEQUENCE}.isdisjoint(asked.by)
+    again = steps if by_step else np.zeros(len(steps), np.int64)
+    _, first = np.unique(np.stack([records, again], axis=1), axis=0, return_index=True)
+    return records[np.sort(first)], steps[np.sort(first)]
+
+
+def _speaking(history: History, keys: Collection[str] | None, *, every: bool) -> tuple[Places, Ints]:
+    """Return the records behind the segments that speak for their key, and the steps."""
+    found = segments(history, keys)
+    counted = np.isin(found.of_records, speaking(history, found, superseded=every))
+    steps = np.array([c.step for c in found.candidates], np.int64)[found.candidate[found.of_records[counted]]]
+    return found.records[counted], steps
+
+
+def _between(asked: Asked, records: Places, steps: Ints) -> tuple[Places, Ints]:
+    chosen = np.ones(len(steps), np.bool_)
+    if asked.since is not None:
+        chosen &= steps >= asked.since
+    if asked.until is not None:
+        chosen &= steps <= asked.until
+    return records[chosen], steps[chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What each of some records is: numbers (null is NONE), or the places of texts among `words`."""
+
+    values: Ints
+    words: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, histories: Sequence[History], found: Sequence[tuple[Places, Ints]], name: str) -> Column:
+        """Return one thing about the records of every history, which come with their steps."""
+        if name == "run":
+            sizes = [len(records) for records, _ in found]
+            return cls(np.repeat(np.arange(len(found)), sizes), [h.reading.label for h in histories])
+        if name == "step":
+            return cls(np.concatenate([steps for _, steps in found]))
+        columns = [history.records.table[name] for history in histories]
+        if not pa.types.is_dictionary(columns[0].type):
+            values = [ints(column)[records] for column, (records, _) in zip(columns, found, strict=True)]
+            return cls(np.concatenate(values))
+        texts = [column.combine_chunks().dictionary.to_pylist() for column in columns]
+        words = sorted({word for those in texts for word in those})
+        place = {word: i for i, word in enumerate(words)}
+        codes_of = [np.array([place[word] for word in those] + [NONE], np.int64) for those in texts]
+        return cls(
+            np.concatenate(
+                [
+                    mapped[codes(column)[records]]  # null is -1, the last
+                    for mapped, column, (records, _) in zip(codes_of, columns, found, strict=True)
+                ]
+            ),
+            words,
+        )
+
+    def take(self, places: Places) -> pa.Array:
+        """Return the values of some records as a column of an answer."""
+        if self.words is None:
+            return nullable(self.values[places])
+        texts = [None if value == NONE else self.words[value] for value in self.values[places].tolist()]
+        return pa.array(texts, pa.string())
+
+
+def merge(
+    histories: Sequence[History],
+    records: Sequence[Places],
+    rows: Sequence[Ints],
+    of: Sequence[Places],
+    n: int,
+) -> Ints:
+    """Merge moments of records into groups: on each rank first, then over the ranks, as an export does."""
+    by_rank: list[Ints] = []
+    group: list[Places] = []
+    for history, places, own, numbers in zip(histories, records, rows, of, strict=True):
+        ranks, m = groups(numbers, history.records.sids[places])
+        by_rank.append(moments.pool(own, ranks, m))
+        group.append(np.zeros(m, np.int64))
+        group[-1][ranks] = numbers
+    return moments.pool(np.concatenate(by_rank), np.concatenate(group), n)

@@ -1,0 +1,100 @@
+"""The values of a pool as they are drawn, and an account of what of them was not there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from eventlog import errors, schema
+
+from .drawing import draw
+from .payload import sampled
+from .statistics import SUMMARIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from .drawing import Drawn, Wanted
+    from .grouping import Asked, Pool
+    from .history import History
+
+    Places = NDArray[np.intp]
+
+
+class Tally:
+    """Draws the values of a pool, and counts what of them is there."""
+
+    def __init__(self, histories: Sequence[History], made: Pool, asked: Asked, wanted: Wanted) -> None:
+        self.histories = histories
+        self.made = made
+        self.wanted = wanted
+        self._keys = ", ".join(map(repr, asked.keys))
+        self._read = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Count anew, before a pass over the values."""
+        self.count, self._missing, self._unmatched = (np.zeros(len(self.made), np.int64) for _ in range(3))
+
+    def draw(self) -> Iterator[tuple[int, Drawn]]:
+        """Yield (group, what is drawn of a record) in order, in one whole pass."""
+        self.begin()
+        for i, records in enumerate(self.made.records):
+            for _, group, drawn in self.draw_of(i, np.arange(len(records))):
+                yield group, drawn
+        self.check()
+
+    def draw_of(self, i: int, which: Places) -> Iterator[tuple[int, int, Drawn]]:
+        """Yield (place among the records, group, what is drawn) of some records of the i-th history."""
+        self._read = True
+        for drawn in self.again(i, which):
+            at = int(which[drawn.at])
+            group = int(self.made.of[i][at])
+            self.count[group] += len(drawn.values)
+            self._missing[group] += drawn.missing
+            self._unmatched[group] += drawn.unmatched
+            yield at, group, drawn
+
+    def again(self, i: int, which: Places) -> Iterator[Drawn]:
+        """Yield what is drawn of some records without counting it."""
+        records, steps = self.made.records[i][which], self.made.steps[i][which]
+        return draw(self.histories[i], records, steps, self.wanted)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return what was not there, where values were read, and what no condition could judge."""
+        if not self._read:
+            return {}
+        columns = {"missing": pa.array(self._missing)}
+        return columns if self.wanted.alone else {**columns, "unmatched": pa.array(self._unmatched)}
+
+    def check(self) -> None:
+        """Raise QueryError when nothing at all was there."""
+        if self.count.any():
+            return
+        if self._missing.any():
+            raise errors.QueryError(
+                f"expected the values of {self._keys}, got none: {why_missing(self.histories)}; "
+                f"{', '.join(SUMMARIES)} can still be asked, without a condition"
+            )
+        if self._unmatched.any():
+            others = ", ".join(map(repr, sorted(self.wanted.keys())))
+            raise errors.QueryError(
+                f"expected values of {others} beside those of {self._keys}, got none: "
+                "no process recorded both in one batch"
+            )
+
+
+def why_missing(histories: Sequence[History]) -> str:
+    """Say why values are not in the payload."""
+    states = [state for history in histories for state in history.reading.states]
+    if any(sampled(history).any() for history in histories):
+        return "the payload was sampled (the samples are in the views tensors and scalars)"
+    if any(state.pruned for state in states):
+        return "the payload was pruned to keep its budget"
+    if not any(state.bytes[schema.Stream.PAYLOAD] for state in states):
+        return "the payload was off or pruned"
+    return "they are lost"

@@ -1,0 +1,214 @@
+"""Several runs as one new run directory: their steps moved, their attempts one after the other.
+
+Every segment is written anew beside its index, frame by frame: what its index says of windows, losses and
+signs of life stays as it is, and so does damage, which the new run tells as the old one did. Only steps and
+attempt numbers change. A later run's attempts supersede an earlier one's from where they begin, as after a
+restart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from eventlog import RunDir, errors, schema
+
+from .history import load
+from .placing import window_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import IO
+
+    from .history import History
+
+_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_STEPS: Final = {
+    schema.Stream.RECORDS: ("step",),
+    schema.Stream.COMMITS: ("global_step", "restored_step"),
+    schema.Stream.PAYLOAD: (),
+}
+
+
+class Merged(NamedTuple):
+    """What became of a run: which attempts its own are now, and from which steps to which it lies."""
+
+    path: str
+    attempts: dict[int, int]
+    offset: int
+
+
+def merge_runs(
+    out: str | os.PathLike[str], *paths: str | os.PathLike[str], offsets: Sequence[int] = ()
+) -> list[Merged]:
+    """Write several runs as one new run; the inputs are only read.
+
+    `offsets`: what to add to the steps of each run, or of each but the first. What trackers acknowledged is
+    not taken over: the new run is a run of its own. NotARunError, FormatVersionError; QueryError where there
+    is something at `out`, and for runs that share a process.
+    """
+    target, sources = Path(out), [Path(path) for path in paths]
+    if len(sources) < 2:
+        raise errors.QueryError(f"expected two runs or more, got {len(sources)}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise errors.QueryError(f"expected a new or empty directory to merge into, got {target}")
+    moved = [0, *offsets] if len(offsets) == len(sources) - 1 else list(offsets or [0] * len(sources))
+    if len(moved) != len(sources):
+        raise errors.QueryError(f"expected an offset for each of {len(sources)} runs, got {len(offsets)}")
+    histories = [load(path, str(path)) for path in sources]
+    _check_apart(histories)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        made = _written(RunDir.create(unfinished), histories, moved)
+        unfinished.replace(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return made
+
+
+def _check_apart(histories: Sequence[History]) -> None:
+    seen: dict[str, str] = {}
+    for history in histories:
+        for producer in history.reading.producers:
+            if producer.session in seen:
+                raise errors.QueryError(
+                    f"expected runs of different processes, got {producer.role}-{producer.rank} "
+                    f"({producer.session}) in two of them: {seen[producer.session]}, {history.reading.label}"
+                )
+            seen[producer.session] = history.reading.label
+
+
+def _written(run: RunDir, histories: Sequence[History], offsets: Sequence[int]) -> list[Merged]:
+    made: list[Merged] = []
+    taken = 0
+    for history, offset in zip(histories, offsets, strict=True):
+        own = sorted({*history.timeline.owned_from, *(claim.number for claim in history.reading.attempts)})
+        attempts = {number: taken + i for i, number in enumerate(own)}
+        taken += len(own)
+        _claim(run, history, attempts, offset)
+        copy = _Copy(run, history, attempts, offset)
+        for file in history.reading.reader.run.segments():
+            producer = copy.producers.get(file.session)
+            if producer is not None and file.index.exists():
+                copy.segment(file, run.segment(file.stream, producer, file.number))
+        made.append(Merged(history.reading.label, attempts, offset))
+    return made
+
+
+def _claim(run: RunDir, history: History, attempts: Mapping[int, int], offset: int) -> None:
+    """Claim the attempts, saying outright from which step each owns the run."""
+    claims = {claim.number: claim for claim in history.reading.attempts}
+    for old, new in attempts.items():
+        claim = claims.get(old)
+        first = history.timeline.owned_from.get(old)
+        info: dict[str, Any] = {"session": min(history.leaders.get(old, ()), default=""), "config": {}}
+        if claim is not None:
+            info = {name: value for name, value in asdict(claim).items() if name != "number"}
+        run.claim_attempt({**info, "resume_step": None if first is None else first + offset}, new)
+
+
+class _Copy:
+    """Writes the segments of one run anew."""
+
+    def __init__(self, run: RunDir, history: History, attempts: Mapping[int, int], offset: int) -> None:
+        self.producers = {p.session: replace(p, run=run.id) for p in history.reading.producers}
+        self._attempts = attempts
+        self._offset = offset
+        self._sid = {producer.session: sid for sid, producer in enumerate(history.reading.producers)}
+        windows = zip(history.windows.windows.tolist(), history.windows.attempts.tolist(), strict=True)
+        self._of_window: dict[int, int] = dict(windows)
+        rows = zip(history.commits.sids.tolist(), history.commits.table["commit"].to_pylist(), strict=True)
+        self._of_commit = dict(zip(rows, history.commits.attempts.tolist(), strict=True))
+
+    def segment(self, source: Any, target: Any) -> None:
+        """Copy one segment: an index that is no index as it is, all others record by record."""
+        index = source.index.read_bytes()
+        header = schema.IndexHeader.unpack(index[: schema.ENTRY_SIZE])
+        target.folder.mkdir(parents=True, exist_ok=True)
+        if header is None or not source.data.exists():
+            target.index.write_bytes(index)
+            if source.data.exists():
+                shutil.copyfile(source.data, target.data)
+            return
+        with source.data.open("rb") as old, target.data.open("xb") as new, target.index.open("xb") as entries:
+            entries.write(index[: schema.ENTRY_SIZE])
+            frames = _Frames(self, source.stream, source.session, old, new)
+            for start in range(schema.ENTRY_SIZE, len(index), schema.ENTRY_SIZE):
+                entry = index[start : start + schema.ENTRY_SIZE]
+                record = schema.IndexRecord.unpack(entry, header.segment_uid)
+                if record is not None and record.type == schema.RecordType.FRAME:
+                    entry = frames.moved(record).pack(header.segment_uid)
+                entries.write(entry)
+
+    def said(self, metadata: dict[bytes, bytes], session: str) -> dict[bytes, bytes]:
+        """Return what a segment's schema message says, for the new run."""
+        known = metadata.get(b"attempt", b"")
+        number = self._attempts.get(int(known)) if known.isdigit() else None
+        new = b"" if number is None else str(number).encode()
+        return {**metadata, b"run": self.producers[session].run.encode(), b"attempt": new}
+
+    def rows(self, batch: pa.RecordBatch, stream: schema.Stream, session: str) -> pa.RecordBatch:
+        """Return rows with their steps and attempts moved."""
+        sid = self._sid[session]
+        if stream is schema.Stream.COMMITS:
+            old = [self._of_commit.get((sid, commit)) for commit in batch["commit"].to_pylist()]
+        else:
+            windows = batch["window"].to_pylist()
+            old = [self._of_window.get(window_code(sid, w)) if w is not None else None for w in windows]
+        columns = {"attempt": pa.array([None if o is None else self._attempts[o] for o in old], pa.int64())}
+        for name in _STEPS[stream]:
+            steps = batch[name]
+            there = steps.is_valid().to_numpy(zero_copy_only=False)
+            values = np.where(there, steps.fill_null(0).to_numpy() + self._offset, 0)
+            columns[name] = pa.array(values, mask=~there)
+        for name, column in columns.items():
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, batch.schema.field(place), column)
+        return batch
+
+
+class _Frames:
+    """Writes the frames of one segment anew, one after the other."""
+
+    def __init__(
+        self, copy: _Copy, stream: schema.Stream, session: str, old: IO[bytes], new: IO[bytes]
+    ) -> None:
+        self._copy = copy
+        self._stream = stream
+        self._session = session
+        self._old, self._new = old, new
+        self._schema = schema.SCHEMAS[stream]
+        self._first = True
+
+    def moved(self, record: schema.IndexRecord) -> schema.IndexRecord:
+        """Write a frame; return its index record. What is damaged stays so, byte by byte."""
+        self._old.seek(record.offset)
+        data = self._old.read(record.length)
+        offset = self._new.tell()
+        first, self._first = self._first, False
+        if len(data) != record.length or schema.crc32c(data) != record.crc:
+            self._new.write(data.ljust(record.length, b"\0"))
+            return replace(record, offset=offset)
+        if first:  # the schema message
+            found = pa.ipc.read_schema(pa.py_buffer(data))
+            self._schema = found.remove_metadata()
+            said = self._copy.said(found.metadata or {}, self._session)
+            data = found.with_metadata(said).serialize().to_pybytes()
+        elif self._stream is not schema.Stream.PAYLOAD:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+            data = _serialized(self._copy.rows(batch, self._stream, self._session))
+        self._new.write(data)
+        return replace(record, offset=offset, length=len(data), crc=schema.crc32c(data))
+
+
+def _serialized(batch: pa.RecordBatch) -> bytes:
+    """Return a batch as the bytes of a frame, its buffers compressed."""
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, batch.schema, options=_LZ4).write_batch(batch)
+    return sink.getvalue()[batch.schema.serialize().size :].to_pybytes()

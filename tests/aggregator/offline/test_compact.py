@@ -1,0 +1,381 @@
+"""Compaction: Parquet that changes no answer, whatever happens to it, and is used by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator import compact, open_run
+from eventlog import RunReader, encode, errors, schema, verify
+from tests.answers import answers
+from tests.runs import RunBuilder
+from tests.storage import flip
+
+ROOT = Path(__file__).parents[3]
+SMALL = 4096  # bytes of a part: several parts of a small run
+
+
+def window(producer, step):
+    """Record all kinds of things, with NaN, Inf, empty selections and sequences."""
+    random = np.random.default_rng([step, producer.rank])
+    mask = random.random((4, 6)) < (0.0 if step == 2 else 0.7)
+    x = random.normal(size=(4, 6)).astype(np.float32)
+    if step == 3:
+        x[0, 0], x[1, 1] = np.nan, -np.inf
+    tracker = producer.tracker()
+    tracker.denominator({"m": mask}, about={"sample_ids": [f"s{step}-{i}" for i in range(4)]})
+    tracker.stat("m", {"x": x, "y": x.astype(np.float64) / 3})
+    tracker.scalar({"lr": step / 7})
+    tracker.scalar({"lr": -0.0})
+    tracker.counter({"hits": 2**60 + step})
+    producer.tracker("rollout").scalar({"reward": float(step)})
+
+
+def group(run, attempt, begin, end, *, started=0):
+    """Record steps on two ranks, and commit them."""
+    ranks = [
+        run.producer("actor", r, world=f"w{attempt}", world_size=2, attempt=attempt, started=started)
+        for r in range(2)
+    ]
+    run.attempt(attempt, leader=ranks[0], started=started, resume_step=begin or None, outcome="finished")
+    more(run, ranks, begin, end, started=started)
+    return ranks
+
+
+def more(run, ranks, begin, end, *, started=0):
+    for step in range(begin, end):
+        for producer in ranks:
+            window(producer, step)
+        at = started + 10 * step
+        stats = run.export(ranks, time=at)
+        ranks[0].commit(step, stats, time=at + 5, epoch=step // 2, leader=True)
+        ranks[1].commit(step, time=at + 5)
+
+
+def record(path):
+    """Record a run that was restarted, beside a worker without a world; its last window is bound to nothing."""
+    with RunBuilder(path) as run:
+        ranks = group(run, 0, 0, 6)
+        group(run, 1, 4, 9, started=1000)
+        worker = run.producer("rollout", 0, started=3)
+        for step in range(4):
+            worker.tracker("rollout").scalar({"reward": step / 3})
+            run.export(worker, time=10 * step + 2)
+        window(ranks[0], 50)
+        run.export(ranks[0], time=5000)
+    return path
+
+
+def same_but_for_notes(before, after):
+    """Whether two accounts agree but for what they say could not be used."""
+    notes = ("problems", "info")
+    assert {k: v for k, v in before.items() if k not in notes} == {
+        k: v for k, v in after.items() if k not in notes
+    }
+
+
+def parts(path):
+    return sorted((path / "tables").glob("[0-9]*.json"))
+
+
+@pytest.mark.parametrize("part_bytes", [1, SMALL, 1 << 30])
+@pytest.mark.parametrize("attempts", ["latest", "all"])
+def test_no_answer_changes(tmp_path, part_bytes, attempts):
+    """Every view, table and statistic is the same to the bit, and no source is touched."""
+    path = record(tmp_path / "run")
+    before = answers(path, attempts=attempts)
+    files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    made = compact(path, part_bytes=part_bytes, workers=1)
+    assert before == answers(path, attempts=attempts)
+    assert files == {p: p.read_bytes() for p in files}
+    assert (made.written, made.problems) == (len(parts(path)), [])
+    assert (len(parts(path)) == 1) == (part_bytes == 1 << 30)
+    assert 0 == compact(path, part_bytes=part_bytes, workers=1).rows
+
+
+def test_the_tables_are_what_is_read(tmp_path):
+    """A session reads no frame that a part stands for: frames that are damaged later change nothing."""
+    path = record(tmp_path / "run")
+    before = answers(path)
+    compact(path, workers=1)
+    for data in path.glob("*/*/*.arrows"):
+        data.write_bytes(data.read_bytes()[:2000] + bytes(len(data.read_bytes()) - 2000))
+    after = answers(path)
+    same_but_for_notes(before, after)
+
+
+def test_values_lie_by_key(tmp_path):
+    """The payload of one key lies together, and steps are named by the file: few bytes answer one question."""
+    path = record(tmp_path / "run")
+    compact(path, workers=1)
+    (payload,) = (path / "tables").glob("*.payload.parquet")
+    (records,) = (path / "tables").glob("00000000-*.records.parquet")
+    key_of = {
+        (row["session"], row["record_id"]): row["key"] for row in pq.read_table(records).to_pylist()
+    }
+    rows = pq.read_table(payload, columns=["session", "record_id"]).to_pylist()
+    keys = [key_of[row["session"], row["record_id"]] for row in rows]
+    changes = sum(one != other for one, other in zip(keys, keys[1:], strict=False))
+    assert len(set(keys)) - 1 == changes
+
+
+def test_a_live_run_is_compacted_again_and_again(tmp_path):
+    """What is finished goes into parts, what came since is read from the frames; small parts are joined."""
+    path = tmp_path / "run"
+    with RunBuilder(path) as run:
+        ranks = group(run, 0, 0, 2)
+        for end in range(3, 9):
+            window(ranks[0], 99)  # a window that nobody has drained yet is nobody's business
+            for producer in ranks:
+                producer.writer.flush(10)
+            before = answers(path)
+            made = compact(path, part_bytes=40_000, workers=1)
+            assert before == answers(path)
+            assert made.written >= 1
+            more(run, ranks, end - 1, end)
+            for producer in ranks:
+                producer.writer.flush(10)
+            with open_run(path) as session:
+                assert list(range(end)) == session.metrics("hits")["step"].to_pylist()
+    before = answers(path)
+    made = compact(path, part_bytes=40_000, workers=1)
+    assert before == answers(path)
+    assert made.parts == len(parts(path)) < 6
+
+
+def test_large_records_stay_whole(tmp_path, monkeypatch):
+    """A record that was split over frames is one again, whatever part its frames are in."""
+    monkeypatch.setattr(encode, "FRAME_BYTES", 64)
+    path = record(tmp_path / "run")
+    before = answers(path)
+    compact(path, part_bytes=1, workers=1)
+    assert before == answers(path)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from aggregator import compact
+from aggregator.offline import checked
+
+plain, left = checked.NewFile.finish, int(sys.argv[2])
+
+def finish(self):
+    global left
+    left -= 1
+    if left < 0:
+        print("at it", flush=True)
+        import time
+        time.sleep(60)
+    return plain(self)
+
+checked.NewFile.finish = finish
+compact(sys.argv[1], part_bytes=int(sys.argv[3]), workers=1)
+"""
+
+
+@pytest.mark.parametrize("files", [0, 1, 3, 6, 9])
+def test_killed_half_way(tmp_path, files):
+    """Frames and old Parquet still give the full table, unfinished files are nobody's (report g3)."""
+    path = record(tmp_path / "run")
+    before = answers(path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path), str(files), str(SMALL)], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert child.stdout
+    assert b"at it\n" == child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    unfinished = list((path / "tables").glob(".*.tmp"))
+    assert 1 == len(unfinished)
+    assert before == answers(path)
+    made = compact(path, part_bytes=SMALL, workers=1)
+    assert before == answers(path)
+    assert made.parts == len(parts(path))
+    os.utime(unfinished[0], (time.time() - 7200,) * 2)
+    compact(path, part_bytes=SMALL, workers=1)
+    assert [] == list((path / "tables").glob(".*.tmp"))
+
+
+def test_a_compaction_goes_on_where_it_was(tmp_path):
+    """Parts that are there are not written again: the files are the ones the killed compaction left."""
+    path = record(tmp_path / "run")
+    compact(path, part_bytes=SMALL, workers=1)
+    kept = {p: p.stat().st_mtime_ns for p in (path / "tables").iterdir()}
+    gone = parts(path)[1]
+    gone.unlink()
+    before = answers(path)
+    compact(path, part_bytes=SMALL, workers=1)
+    assert before == answers(path)
+    assert {p: t for p, t in kept.items() if not p.name.startswith(gone.stem)} == {
+        p: p.stat().st_mtime_ns for p in kept if not p.name.startswith(gone.stem)
+    }
+
+
+@pytest.mark.parametrize("table", ["records", "exports", "commits", "payload", "json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damaged_tables_are_not_used(tmp_path, table, damage):
+    """One flipped bit, a cut, a missing file: the frames answer, and the session says why (report g3)."""
+    path = record(tmp_path / "run")
+    before = answers(path)
+    compact(path, part_bytes=SMALL, workers=1)
+    victim = sorted((path / "tables").glob("*.json" if table == "json" else f"*.{table}.parquet"))[1]
+    if damage == "flip":
+        flip(victim, victim.stat().st_size // 2)
+    elif damage == "cut":
+        victim.write_bytes(victim.read_bytes()[:-100])
+    else:
+        victim.unlink()
+    after = answers(path)
+    same_but_for_notes(before, after)
+    if (table, damage) != ("json", "gone"):
+        assert [True] == ["is not used" in note and victim.name in note for note in after["problems"]]
+
+
+def test_every_flipped_byte_of_a_table_is_found(tmp_path):
+    """Heads, footers, values: whatever byte is wrong, the frames answer."""
+    path = record(tmp_path / "run")
+    compact(path, workers=1)
+    (victim,) = (path / "tables").glob("*.exports.parquet")
+    whole = victim.read_bytes()
+    with open_run(path) as session:
+        before = session.sql("select * from exports").to_pydict()
+    for place in range(0, len(whole), max(1, len(whole) // 60)):
+        victim.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with open_run(path) as session:
+            assert before == session.sql("select * from exports").to_pydict()
+            assert [True] == ["expected checksum" in note for note in session.problems]
+
+
+def test_stale_tables_are_not_used(tmp_path):
+    """Tables beside other frames than theirs are ignored with a note; so are those of a newer format."""
+    one, other = record(tmp_path / "one"), tmp_path / "other"
+    with RunBuilder(other) as run:
+        group(run, 0, 0, 2)
+    compact(one, workers=1)
+    before = answers(other)
+    shutil.copytree(one / "tables", other / "tables")
+    after = answers(other)
+    same_but_for_notes(before, after)
+    assert [True] == ["is not what it was made of" in note for note in after["problems"]]
+    (part,) = parts(other)
+    part.write_text(json.dumps({"format": 2, "crc32c": schema.crc32c(b'{"format":2}')}))
+    assert [True] == ["expected tables of format 1, got 2" in note for note in answers(other)["problems"]]
+
+
+def test_damage_of_the_sources_stays_told(tmp_path):
+    """Frames that were damaged before are in no part: the run says the same of them as before."""
+    path = record(tmp_path / "run")
+    for folder, stream in (("events", "records"), ("events", "payload"), ("commits", "0000")):
+        data = sorted((path / folder).glob(f"actor-0/*{stream}*.arrows"))[0]
+        flip(data, data.stat().st_size * 2 // 3)
+    before = answers(path)
+    assert before["problems"]
+    compact(path, part_bytes=SMALL, workers=1)
+    after = answers(path)
+    assert sorted(before.pop("problems")) == sorted(after.pop("problems"))
+    before["info"].pop("problems"), after["info"].pop("problems")
+    assert before == after
+
+
+def test_dropping_sources(tmp_path):
+    """The values are then in the tables alone: smaller, the same answers, nothing that counts as damage."""
+    path = record(tmp_path / "run")
+    before = answers(path)
+    payload = list(path.glob("events/*/*.payload.*.arrows"))
+    size = sum(p.stat().st_size for p in payload)
+    made = compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
+    assert size == made.dropped
+    assert [] == [p for p in payload if p.exists()]
+    assert before == answers(path)
+    assert verify(path).clean
+    reader = RunReader(path)
+    assert [] == list(reader.payload())
+    reader.sessions()
+    assert [] == reader.problems
+    again = compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
+    assert (0, made.parts) == (again.written, again.parts)
+    assert before == answers(path)
+    victim = sorted((path / "tables").glob("*.payload.parquet"))[0]
+    flip(victim, 100)
+    assert [True] == ["is not used" in note for note in answers(path)["problems"]]
+
+
+def test_sources_that_no_table_holds_stay(tmp_path):
+    """What is dropped was read back first: a table that does not hold its values costs no source."""
+    path = record(tmp_path / "run")
+    compact(path, part_bytes=SMALL, workers=1)
+    flip(sorted((path / "tables").glob("*.payload.parquet"))[0], 100)
+    payload = list(path.glob("events/*/*.payload.*.arrows"))
+    with pytest.raises(OSError, match="expected checksum"):
+        compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
+    assert [] == [p for p in payload if not p.exists()]
+
+
+def test_of_two_compactions_at_once_each_row_counts_once(tmp_path):
+    """Parts that stand for the same frames: the fuller one is read, the other goes with the next compaction."""
+    path = record(tmp_path / "run")
+    before = answers(path)
+    compact(path, part_bytes=SMALL, workers=1)
+    small = {p.name: p.read_bytes() for p in (path / "tables").iterdir()}
+    shutil.rmtree(path / "tables")
+    compact(path, workers=1)
+    for name, data in small.items():
+        (path / "tables" / name).write_bytes(data)
+    assert before == answers(path)
+    made = compact(path, workers=1)
+    assert (1, 1) == (made.parts, len(parts(path)))
+    assert before == answers(path)
+
+
+def test_two_processes_write_what_one_writes(tmp_path):
+    """Parts are the same to the byte, whoever writes them."""
+    path = record(tmp_path / "run")
+    compact(path, part_bytes=SMALL, workers=1)
+    one = {p.name: p.read_bytes() for p in (path / "tables").iterdir()}
+    shutil.rmtree(path / "tables")
+    compact(path, part_bytes=SMALL, workers=2)
+    assert one == {p.name: p.read_bytes() for p in (path / "tables").iterdir()}
+
+
+def test_nothing_to_compact(tmp_path):
+    """No run is an error that says so; an empty run has no parts."""
+    with pytest.raises(errors.NotARunError, match="expected a run directory, got nothing"):
+        compact(tmp_path / "none")
+    with RunBuilder(tmp_path / "run"):
+        pass
+    assert 0 == compact(tmp_path / "run", workers=1).parts
+
+
+@given(
+    st.lists(
+        st.one_of(st.none(), st.lists(st.floats(width=32, allow_nan=False), max_size=5)), min_size=1, max_size=6
+    ),
+    st.integers(0, 3),
+)
+def test_lists_are_stored_as_their_bytes(lists, skipped):
+    """Lists of numbers come back as they were, null and empty ones too, whole or a slice (a law)."""
+    import pyarrow as pa
+
+    from aggregator.offline import compacted
+
+    rows = [
+        {"record_id": i, "element": 0, "last": True, "values32": values, "times": values and [i] * len(values)}
+        for i, values in enumerate(lists)
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema.PAYLOAD)[skipped:]
+    stored = pa.table(compacted.as_stored(batch))
+    assert batch.to_pylist() == compacted._as_recorded(stored).to_pylist()

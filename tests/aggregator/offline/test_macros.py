@@ -1,0 +1,190 @@
+"""Statistics in plain SQL, against the same questions in Python and against numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from eventlog import errors
+from tests.runs import RunBuilder
+
+
+def commit(run, ranks, step):
+    stats = run.export(ranks, time=10 * step)
+    for producer in ranks:
+        leads = producer is ranks[0]
+        producer.commit(step, stats if leads else (), time=10 * step + 5, leader=leads)
+
+
+@pytest.fixture
+def trained(run):
+    """Two data-parallel ranks and their tensor-parallel copies, three steps; odd values at the last two."""
+    rng = np.random.default_rng(3)
+    ranks = [run.producer("actor", rank, world="w", world_size=4) for rank in range(4)]
+    made = {}
+    for step in range(3):
+        x = rng.normal(size=(2, 3, 4))
+        if step:
+            x[0, 0, 0] = [math.inf, math.nan][step - 1]
+        mask = rng.random((2, 3, 4)) < 0.8
+        mask[0, 0, 0] = True
+        for producer in ranks:
+            half = producer.rank % 2
+            producer.tracker().denominator({"m": mask[half]})
+            producer.tracker().stat("m", {"x": x[half]})
+            producer.tracker().counter({"c": 1 + producer.rank})
+        made[step] = [x[half][mask[half]] for half in range(2)]
+        stats = run.export(ranks[:2], time=10 * step)
+        run.export(ranks[2:], time=10 * step)
+        for producer in ranks:
+            leads = producer.rank == 0
+            producer.commit(step, stats if leads else (), time=10 * step + 5, leader=leads)
+    return run.open(), made
+
+
+def rows(session, sql):
+    return [tuple(row.values()) for row in session.sql(sql).to_pylist()]
+
+
+def test_percentile_is_the_session_s(trained):
+    """It pools what counts, copies once, and is NaN where a value is."""
+    session, made = trained
+    found = rows(session, "from percentile('x', 0.99)")
+    want = session.percentiles("x", 0.99).to_pylist()
+    assert [(r["step"], r["count"]) for r in want] == [(step, count) for step, _, count in found]
+    assert [r["p99"] for r in want[:2]] == [value for _, value, _ in found[:2]]
+    assert found[0][1] == pytest.approx(np.quantile(np.concatenate(made[0]), 0.99), rel=1e-12)
+    assert math.isnan(found[2][1])
+    assert [found[1]] == rows(session, "select * from percentile('x', 0.99) where step = 1")
+
+
+def test_by_rank_is_the_session_s(trained):
+    """Every process stands for itself; sums, means and extremes mean what they mean live."""
+    session, made = trained
+    found = session.sql("from by_rank('x')").to_pylist()
+    assert 12 == len(found)
+    stats = ["count", "avg", "sum", "min", "max", "nonfinite"]
+    want = session.reduce("x", stats, by=["step", "role", "rank"]).to_pylist()
+    for one, other in zip(want, found, strict=True):
+        for name, value in one.items():
+            assert repr(value) == repr(other[name]), (name, one, other)
+    assert math.inf == found[4]["max"]
+    assert math.isnan(found[8]["min"])
+    assert found[0]["sum"] == pytest.approx(made[0][0].sum(), rel=1e-12)
+    assert (1, 1.0, None) == tuple(
+        session.sql("from by_rank('c')").to_pylist()[0][name] for name in ("count", "avg", "min")
+    )
+
+
+def test_by_sequence_is_the_session_s(trained):
+    """A row for each sequence that counts."""
+    session, _ = trained
+    found = session.sql("from by_sequence('x')").to_pylist()
+    want = session.reduce("x", ["count", "avg", "sum", "min", "max"], by="sequence").to_pylist()
+    assert 18 == len(found)
+    assert list(map(repr, want)) == list(map(repr, found))
+
+
+def test_histogram_is_the_session_s(trained):
+    """The same bins and counts; 50 bins where no number is given."""
+    session, _ = trained
+    want = session.histogram("x", 7)
+    found = session.sql("select * from histogram('x', 7)")
+    for name in ("left", "right", "count"):
+        assert want[name].to_pylist() == found[name].to_pylist()
+    assert list(range(1, 8)) == found["bin"].to_pylist()
+    assert 50 == session.sql("from histogram('x')").num_rows
+    assert session.histogram("c", 3)["count"].to_pylist() == [
+        row[-1] for row in rows(session, "from histogram('c', 3)")
+    ]
+
+
+def test_macros_are_composed_with_the_rest(trained):
+    """They are tables like any other."""
+    session, _ = trained
+    found = rows(
+        session,
+        "select p.step, value <= max from percentile('x', 0.5) p join "
+        "(select step, max(max) as max from by_rank('x') group by step) r using (step) where p.step = 0",
+    )
+    assert [(0, True)] == found
+
+
+def test_macros_have_a_run_column_for_several_runs(run, tmp_path):
+    """With several runs each row says which it is of; histograms share their bins."""
+    with RunBuilder(tmp_path / "other") as other:
+        for one, value in ((run, 1.0), (other, 9.0)):
+            leader = one.producer()
+            leader.tracker().scalar({"x": value})
+            commit(one, [leader], 0)
+    session = run.open(tmp_path / "other")
+    assert [("other", 0, 9.0, 1), ("run", 0, 1.0, 1)] == rows(session, "from percentile('x', 0.5)")
+    assert ["run", "step"] == session.sql("from by_rank('x')").column_names[:2]
+    assert [("other", 2, 1), ("run", 1, 1)] == rows(
+        session, "select run, bin, count from histogram('x', 2) where count > 0 order by run"
+    )
+
+
+def test_superseded_rows_are_left_out(run):
+    """What a later attempt did again counts only when all attempts are asked for."""
+    from aggregator import open_run
+
+    for attempt, steps in enumerate([range(3), range(2, 4)]):
+        leader = run.producer("actor", 0, attempt=attempt, started=100 * attempt)
+        for step in steps:
+            leader.tracker().scalar({"x": 10.0 * attempt + step})
+            run.export(leader, time=100 * attempt + step)
+            leader.commit(
+                step, {}, time=100 * attempt + step + 0.5, leader=True, restored=1 if attempt else None
+            )
+    run.close()
+    with open_run(run.path) as latest, open_run(run.path, attempts="all") as every:
+        assert [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)] == rows(
+            latest, "select step, value from percentile('x', 0.5)"
+        )
+        assert [0.0, 1.0, 12.0, 13.0] == [row[0] for row in rows(latest, "select avg from by_rank('x')")]
+        assert 5 == len(rows(every, "from by_rank('x')"))
+        assert 5 == sum(row[-1] for row in rows(every, "from percentile('x', 0.5)"))
+
+
+def test_macros_are_documented(trained):
+    """The schema lists their columns as it does a view's."""
+    session, _ = trained
+    listed = {row["view"]: [] for row in session.schema().to_pylist()}
+    for row in session.schema().to_pylist():
+        listed[row["view"]].append(row["column"])
+    for view, columns in listed.items():
+        if "(" in view:
+            call = view.replace("'key'", "'x'")
+            assert session.sql(f"from {call}").column_names == columns
+
+
+def test_unknown_keys_and_quantiles_are_refused(trained):
+    """A key nobody recorded is an error, not an empty answer; so is a percentile beyond 1."""
+    session, _ = trained
+    for call in ("percentile('y', 0.5)", "histogram('y', 5)", "by_rank('y')", "by_sequence('y')"):
+        with pytest.raises(errors.QueryError, match="expected a recorded key, got 'y'"):
+            session.sql(f"from {call}")
+    with pytest.raises(errors.QueryError, match=r"expected percentiles from 0 to 1, got 99"):
+        session.sql("from percentile('x', 99)")
+    with pytest.raises(errors.QueryError, match="expected at least one bin, got 0"):
+        session.sql("from histogram('x', 0)")
+
+
+def test_null_is_not_nan(run):
+    """Not logged is null, logged as NaN is NaN, in long and wide tables and in SQL (report f7)."""
+    leader = run.producer()
+    for step, value in enumerate([1.0, math.nan, None]):
+        leader.tracker().scalar({"other": 0.0} | ({} if value is None else {"x": value}))
+        commit(run, [leader], step)
+    session = run.open()
+    wide = session.metrics(["x", "other"], wide=True)["x"].to_pylist()
+    assert (1.0, None) == (wide[0], wide[2])
+    assert math.isnan(wide[1])
+    sql = """
+        select o.step, x.value is null as absent, isnan(x.value) as odd
+        from metrics o left join metrics x on o.step = x.step and x.key = 'x' where o.key = 'other' order by 1
+    """
+    assert [(0, False, False), (1, False, True), (2, True, None)] == rows(session, sql)
