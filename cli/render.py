@@ -9,10 +9,7 @@ Names from a run are shown as they are: nothing in them is markup, an emoji code
 
 from __future__ import annotations
 
-import base64
 import io
-import json
-import math
 import os
 import re
 import sys
@@ -23,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from rich.table import Table
 
-__all__ = ["complain", "damaged", "document", "line", "rows", "say"]
+__all__ = ["complain", "damaged", "document", "line", "live", "progress", "record", "rows", "say"]
 
 Cells = list[str]
 
@@ -61,6 +58,36 @@ def line(text: str) -> None:
         out.write(_printable(text) + "\n")
 
 
+def record(data: dict[str, Any]) -> None:
+    """Print one JSON object in one line on stdout."""
+    with _stdout() as out:
+        out.write(_dumps(data) + "\n")
+
+
+@contextmanager
+def live() -> Generator[Callable[[Cells, Sequence[Cells]], object] | None]:
+    """Lend a table on stdout that is drawn anew each time: call it with the heads and the lines.
+
+    None where stdout is no terminal. The first column is text, the others numbers.
+    """
+    if not sys.stdout.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    _take_all(sys.stdout)
+    with Live(console=Console(markup=False, emoji=False, highlight=False), auto_refresh=False) as screen:
+
+        def show(heads: Cells, lines: Sequence[Cells]) -> None:
+            names = list(map(_printable, heads))
+            rights = [column > 0 for column in range(len(names))]
+            cells = [list(map(_printable, line)) for line in lines]
+            screen.update(_grid(names, rights, [1] * len(names), cells), refresh=True)
+
+        yield show
+
+
 def say(message: str) -> None:
     """Tell the person at the terminal something, on stderr."""
     _take_all(sys.stderr)
@@ -79,6 +106,20 @@ def damaged(problems: Iterable[str]) -> None:
     """Print what of a run could not be read, one line each on stderr."""
     for problem in problems:
         say(f"damaged: {problem}")
+
+
+@contextmanager
+def progress(name: str) -> Generator[Callable[[int, int], object] | None]:
+    """Show a bar on stderr when it is a terminal; whoever works tells it how much of how much is done."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
@@ -114,30 +155,10 @@ def _json_rows(table: pa.Table, out: TextIO) -> None:
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
+    from aggregator import strict_json
+
     narrow = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
-    return json.dumps(_strict(value), ensure_ascii=narrow, allow_nan=False, indent=indent)
-
-
-def _strict(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else _not_finite(value)
-        case dict():
-            return {str(key): _strict(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_strict(item) for item in value]
-        case bytes():
-            return base64.b64encode(value).decode()
-        case datetime():
-            return _utc(value).isoformat(timespec="microseconds")
-        case _:
-            return str(value)
-
-
-def _not_finite(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return strict_json(value, ascii_only=narrow, indent=indent)
 
 
 def _utc(value: datetime) -> datetime:

@@ -39,7 +39,8 @@ _WORDS = {"true": True, "false": False}
 @app.command(
     epilog=example(
         "replay runs/a --to tensorboard -o tensorboard.path=tb",
-        "replay runs/a --to wandb -o wandb.mode=offline --since 100 --keys 'ppo_actor/*'",
+        "replay runs/a --to wandb --to swanlab --since 100 --keys 'ppo_actor/*'",
+        "replay runs/a --to wandb -o wandb.mode=offline --to trackio -o trackio.project=grpo",
         "replay runs/* --to trackio",
     )
 )
@@ -49,7 +50,12 @@ def replay(
     ],
     to: Annotated[
         list[str],
-        typer.Option("--to", metavar="BACKEND", help="tensorboard or wandb; repeatable.", show_default=False),
+        typer.Option(
+            "--to",
+            metavar="BACKEND",
+            help="swanlab, tensorboard, trackio or wandb; repeatable.",
+            show_default=False,
+        ),
     ],
     options: Annotated[
         list[str] | None,
@@ -95,7 +101,7 @@ def replay(
     check_bounds(since, until)
     if "memory" in to:
         raise typer.BadParameter(
-            "expected --to tensorboard or wandb, got memory, which ends with the command"
+            "expected --to swanlab, tensorboard, trackio or wandb, got memory, which ends with the command"
         )
     given = _options(to, options or [])
     found: dict[str, list[Report]] = {}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from . import render
+from . import pulse, render
 from .options import Json, RunDir, example
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
+    from aggregator import Session
     from eventlog import RunReader
 
 __all__ = ["NAME", "app"]
@@ -24,9 +27,8 @@ app = typer.Typer()
 
 _COLUMNS: Final = {
     "attempts": "attempt started ended outcome resume_step owned_from steps superseded_steps",
-    "producers": "role rank host pid last_seen ended windows incomplete_windows lost_rows payload_bytes",
+    "producers": "role rank host pid state last_seen windows incomplete_windows lost_rows payload_bytes",
 }
-ALIVE_SECONDS: Final = 60  # a recording process gives a sign of life every few seconds
 
 
 @app.command(epilog=example("ls runs", "ls runs --json"))
@@ -76,11 +78,26 @@ def _run_directories(root: Path) -> Iterator[Path]:
 def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
     attempts = reader.run.attempts()
     steps: set[int | None] = set()
+    times: set[int] = set()
     for _, _, batch in reader.commits():
         steps.update(batch.column("global_step").to_pylist())
+        times.update(time for time in batch.column("time").cast("int64").to_pylist() if time is not None)
     whole = None not in steps  # a commit without a step is one that no writer of ours has made
     committed = {step for step in steps if step is not None}
-    seen = max((state.heartbeat_us for state in reader.sessions()), default=0)
+    sessions = reader.sessions()
+    seen = max((session.heartbeat_us for session in sessions), default=0)
+    progress = max([session.producer.started_us for session in sessions] + list(times), default=0)
+    patience, now = pulse.stuck_after(times), time.time()
+    state = pulse.together(
+        pulse.state(
+            ended=session.ended,
+            seen_us=session.heartbeat_us,
+            progress_us=progress,
+            patience=patience,
+            now=now,
+        )
+        for session in sessions
+    )
     return {
         "path": str(path),
         "id": reader.run.id,
@@ -88,30 +105,90 @@ def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
         "steps": len(committed),
         "last_step": max(committed, default=None),
         "last": seen or None,
-        "state": _state(attempts[-1].outcome if attempts else None, seen) if whole else "damaged",
+        "state": ((attempts[-1].outcome if attempts else None) or state) if whole else "damaged",
     }
 
 
-def _state(outcome: str | None, seen_us: int) -> str:
-    """Say how the newest attempt ended, or whether it lives: a killed process cannot say so itself."""
-    if outcome is not None:
-        return outcome
-    return "running" if time.time() - seen_us / 1e6 < ALIVE_SECONDS else "silent"
-
-
-@app.command(epilog=example("info runs/a", "info runs/a --json"))
-def info(run_dir: RunDir, as_json: Json = False) -> None:
+@app.command(epilog=example("info runs/a", "info runs/a --alerts --json"))
+def info(
+    run_dir: RunDir,
+    with_alerts: Annotated[
+        bool, typer.Option("--alerts", help="Also what it alerted to, and what the rules find in it now.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Describe a run.
 
-    Attempts, superseded steps, recording processes, and what was lost, damaged or is incomplete.
+    Attempts and how each ended, superseded steps, recording processes, sizes, and what was lost, pruned,
+    damaged or is incomplete.
+
+    A run is running when something was exported or committed lately; stuck when its processes give signs of
+    life, but nothing was for ten times the usual time between commits (2 minutes at least; 30 minutes before
+    there are two commits); dead when there was no sign of life for 30 seconds and no word of how it ended:
+    then the end of its attempt is unknown.
     """
     from aggregator import open_run
 
-    with open_run(run_dir) as session:
-        described = session.info()
+    with open_run(run_dir, attempts="all") as session:
+        described = _with_states(session.info(), session)
+        if with_alerts:
+            from aggregator.evaluation import alerts_of
+
+            described["alerts"] = [asdict(alert) for alert in alerts_of(session)]
     render.document(described if as_json else _brief(described), as_json=as_json)
     if described["problems"] or described["losses"]:
         raise typer.Exit(3)
+
+
+def _with_states(described: dict[str, Any], session: Session) -> dict[str, Any]:
+    """Add to a description whether the run and its processes live, and which steps the losses are of."""
+    commits, times = _times(session, "commits"), _times(session, "windows")
+    patience = pulse.stuck_after([time for some in commits.values() for time in some])
+    now = time.time()
+
+    def state_of(row: dict[str, Any]) -> str:
+        done = commits.get(row["session"], []) + times.get(row["session"], [])
+        return pulse.state(
+            ended=row["ended"],
+            seen_us=_us(row["last_seen"]),
+            progress_us=max([_us(row["started"]), *done]),
+            patience=patience,
+            now=now,
+        )
+
+    producers = [{**row, "state": state_of(row)} for row in described["producers"]]
+    state = pulse.together(row["state"] for row in producers)
+    attempts = described["attempts"]
+    if attempts and attempts[-1]["outcome"] is None:
+        attempts[-1]["outcome"] = "unknown" if state in ("dead", "ended", "") else state
+    outcome = attempts[-1]["outcome"] if attempts else None
+    seen = max((row["last_seen"] for row in producers if row["last_seen"]), default=None)
+    steps = {(row["session"], row["window"]): row["step"] for row in _bound(session)}
+    losses = [
+        {**row, "step": steps.get((row["session"], row["window"])) if row["step"] is None else row["step"]}
+        for row in described["losses"]
+    ]
+    told = {"state": state if outcome in (None, "unknown", state) else outcome, "last_seen": seen}
+    head = {name: described[name] for name in ("run", "path", "label", "created", "format")}
+    changed = {"producers": producers, "losses": losses, "stuck_after": patience}
+    return {**head, **told, **described, **changed}
+
+
+def _times(session: Session, view: str) -> dict[str, list[int]]:
+    """Return by session the times of its commits, or of its windows' newest records."""
+    rows = session.sql(f"select distinct session, epoch_us(time) as us from {view} where time is not null")  # noqa: S608
+    found: dict[str, list[int]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["session"], []).append(row["us"])
+    return found
+
+
+def _bound(session: Session) -> list[dict[str, Any]]:
+    return session.sql('select session, "window", step from windows where step is not null').to_pylist()
+
+
+def _us(moment: datetime | None) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1e6)
 
 
 def _brief(described: dict[str, Any]) -> dict[str, Any]:

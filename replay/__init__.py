@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends import open_backend
     from .backends.base import Backend, Capabilities, RunInfo
+    from .backends.contract import BackendContract, RewriterContract
     from .backends.memory import MemoryBackend
     from .config import (
         StatsLoggerConfig,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     )
     from .console import print_stats, tabulate_stats
     from .delivery import Status
+    from .imports import Imported, import_history
     from .logger import StatsLogger
     from .player import Report, play
     from .steps import Order
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Backend": "backends.base",
+    "BackendContract": "backends.contract",
     "Capabilities": "backends.base",
+    "Imported": "imports",
     "MemoryBackend": "backends.memory",
     "Order": "steps",
     "Report": "player",
+    "RewriterContract": "backends.contract",
     "RunInfo": "backends.base",
     "StatsLogger": "logger",
     "StatsLoggerConfig": "config",
@@ -40,6 +45,7 @@ _HOMES = {
     "TrackioConfig": "config",
     "VersionInfo": "version",
     "WandBConfig": "config",
+    "import_history": "imports",
     "load_config": "config",
     "open_backend": "backends",
     "play": "player",
@@ -51,10 +57,13 @@ _HOMES = {
 
 __all__ = [
     "Backend",
+    "BackendContract",
     "Capabilities",
+    "Imported",
     "MemoryBackend",
     "Order",
     "Report",
+    "RewriterContract",
     "RunInfo",
     "StatsLogger",
     "StatsLoggerConfig",
@@ -64,6 +73,7 @@ __all__ = [
     "TrackioConfig",
     "VersionInfo",
     "WandBConfig",
+    "import_history",
     "load_config",
     "open_backend",
     "play",

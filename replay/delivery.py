@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from eventlog import errors
 
@@ -52,6 +52,15 @@ class Status:
     error: str | None
 
 
+class Notice(NamedTuple):
+    """An alert on its way to a backend that has alerts."""
+
+    title: str
+    text: str
+    level: str  # info, warn or error
+    step: int | None
+
+
 class Delivery:
     """Opens a backend at once, loudly; then tells it, on a thread of its own, what `tell` hands over."""
 
@@ -76,7 +85,7 @@ class Delivery:
             backend.close()
             raise
         self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
-        self._ready: deque[Row] = deque()
+        self._ready: deque[Row | Notice] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._sent = self._held = self._dropped = self._failures = 0
@@ -96,6 +105,16 @@ class Delivery:
         if not taken:
             self._say("withheld", f"step {row.step} comes too late or again: only the log has it")
         return taken
+
+    def alert(self, notice: Notice) -> bool:
+        """Hand over an alert, behind the rows that wait; False where the backend has none, or is off."""
+        takes = callable(getattr(self._backend, "alert", None))
+        with self._changed:
+            if not takes or self._off or self._closing or len(self._ready) >= self._queue_rows:
+                return False
+            self._ready.append(notice)
+            self._changed.notify()
+        return True
 
     def hold(self, step: int) -> None:
         """Count a row that is not to be delivered because a newer attempt of the run has taken over."""
@@ -119,7 +138,7 @@ class Delivery:
                 withheld=self._gate.withheld + self._held,
                 dropped=self._dropped,
                 failures=self._failures,
-                waiting=len(self._ready),
+                waiting=sum(not isinstance(item, Notice) for item in self._ready),
                 off=self._off,
                 error=self._error,
             )
@@ -153,6 +172,8 @@ class Delivery:
         last = self._backend.last_step()
         if last is None and not self._capabilities.reads_back:
             last = cursor.last_step
+        if last is not None and self._capabilities.completes and cursor.last_step != last:
+            last -= 1  # told without an acknowledgement: what of it is missing is taken now
         if last is None:
             cursor = Cursor(self.name, target_of(self._backend))
         return cursor, last
@@ -175,16 +196,28 @@ class Delivery:
     # -- on the delivery's own thread --------------------------------------------------------------
 
     def _work(self) -> None:
-        while (row := self._next()) is not None:
-            self._deliver(row)
+        while (item := self._next()) is not None:
+            if isinstance(item, Notice):
+                self._notify(item)
+            else:
+                self._deliver(item)
         try:
             self._backend.close()
         except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises, the training goes on)
             self._note(error)
             self._say("close", f"closing failed: {error}")
 
-    def _next(self) -> Row | None:
-        """Return the next row to deliver, waiting for it; None at the end."""
+    def _notify(self, notice: Notice) -> None:
+        """Tell an alert, once: one that fails is counted, and stands in the log all the same."""
+        backend: Any = self._backend
+        try:
+            backend.alert(*notice)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._note(error)
+            self._say("alert", f"an alert failed: {error}")
+
+    def _next(self) -> Row | Notice | None:
+        """Return the next row or alert to deliver, waiting for it; None at the end."""
         with self._changed:
             while not self._ready:
                 if self._closing:
@@ -204,8 +237,8 @@ class Delivery:
                     return self._acknowledged(row)
             try:
                 self._backend.log(row.step, row.metrics, row.time)
-            except errors.RewindError:
-                return self._refused(row)
+            except errors.RefusedError as error:
+                return self._refused(row, error)
             except errors.BackendGoneError as error:
                 self._note(error)
                 break
@@ -237,10 +270,10 @@ class Delivery:
         except errors.RunDirectoryError as error:
             self._say("cursor", str(error))
 
-    def _refused(self, row: Row) -> None:
+    def _refused(self, row: Row, error: errors.RefusedError) -> None:
         with self._changed:
             self._held += 1
-        self._say("withheld", f"step {row.step} was refused as too late: withheld, the log has it")
+        self._say("withheld", f"step {row.step} was refused: withheld, the log has it ({error})")
 
     def _note(self, error: Exception) -> None:
         with self._changed:
@@ -250,6 +283,6 @@ class Delivery:
     def _switch_off(self, row: Row) -> None:
         with self._changed:
             self._off = True
-            self._dropped += 1 + len(self._ready)
+            self._dropped += 1 + sum(not isinstance(item, Notice) for item in self._ready)
             self._ready.clear()
         self._say("off", f"step {row.step} failed ({self._error}); switched off, `replay` fills the gap")

@@ -19,7 +19,7 @@ from .backends import configured
 from .backends.base import RunInfo, check_backends
 from .config import StatsLoggerConfig, log_root, resolve
 from .console import say, tabulate_stats
-from .delivery import Delivery
+from .delivery import Delivery, Notice
 from .metrics import flatten, without_counts
 from .redaction import redact_sensitive_config
 from .steps import Row
@@ -109,6 +109,13 @@ class StatsLogger:
             self._announce(*at, shown)
             self._tell(at[2], shown, began / 1e6, time.time())
         return durable
+
+    def alert(self, title: str, text: str = "", level: str = "warn", step: int | None = None) -> None:
+        """Tell the backends that have alerts, on rank 0; `level` is info, warn or error. Never waits."""
+        if level not in ("info", "warn", "error"):
+            raise errors.ConfigError(f"expected an alert's level to be info, warn or error, got {level!r}")
+        for delivery in self._deliveries:
+            delivery.alert(Notice(title, text, level, step))
 
     def state_dict(self) -> dict[str, int]:
         """Return `last_commit_step`: the resumed run's steps are above it (-1: nothing was committed)."""

@@ -217,6 +217,7 @@ def _rewrite(
         sent=written.sent,
         skipped=written.skipped,
         superseded=story.counts.superseded,
+        refused=written.refused,
         renamed=written.renamed,
         folded=story.counts.folded,
         dry_run=dry_run,
@@ -266,6 +267,8 @@ class _Appending:
         last = self._backend.last_step()
         if last is None and not reads_back:
             last = cursor.last_step
+        if last is not None and capabilities_of(self._backend).completes and cursor.last_step != last:
+            last -= 1  # told without an acknowledgement: what of it is missing is taken now
         return (new if last is None else cursor), last
 
     def _pass_over(self, commit: Row) -> None:
@@ -289,11 +292,11 @@ class _Appending:
                 self._refused += 1
 
     def _call(self, row: Row) -> bool:
-        """Tell one row, with bounded retries; False when the target says that it comes too late."""
+        """Tell one row, with bounded retries; False when the target will never take it."""
         for attempt in range(TRIES):
             try:
                 self._backend.log(row.step, row.metrics, row.time)
-            except errors.RewindError:
+            except errors.RefusedError:
                 return False
             except errors.BackendGoneError:
                 raise
@@ -322,6 +325,7 @@ class _Appending:
             superseded=story.counts.superseded,
             refused=self._refused,
             withheld=self._all_withheld,
+            renamed=len(getattr(self._backend, "renamed", ())),
             folded=story.counts.folded,
             dry_run=self._dry_run,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from eventlog import errors
@@ -11,21 +11,30 @@ from eventlog import errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import StatsLoggerConfig, WandBConfig
+    from ..config import StatsLoggerConfig
     from .base import Backend
 
-__all__ = ["AVAILABLE", "NOT_YET", "check_available", "configured", "open_backend"]
+__all__ = ["AVAILABLE", "check_available", "configured", "open_backend"]
 
-AVAILABLE = ("memory", "tensorboard", "wandb")
-NOT_YET = ("swanlab", "trackio")
+_FACTORIES = {
+    "memory": "MemoryBackend",
+    "swanlab": "create",
+    "tensorboard": "TensorBoardBackend",
+    "trackio": "create",
+    "wandb": "create",
+}
+AVAILABLE = tuple(_FACTORIES)
 
 
 def open_backend(name: str, /, **options: Any) -> Backend:
     """Return a backend for `play` or `StatsLogger`; nothing is written before it is told of a run.
 
-    memory:      strict=False
-    tensorboard: path=RUN/tensorboard
-    wandb:       mode, path, project, entity, name, id, id_suffix, group, job_type, notes, tags
+    memory:      strict, drops, fails, dies, seconds, limit, refuses
+    swanlab:     mode=cloud, path=RUN/swanlab, project, workspace, name, id, api_key, host
+    tensorboard: path=RUN/tensorboard, double=False
+    trackio:     mode=local, path=Trackio's own, project, name, space_id, server_url
+    wandb:       mode=online (WANDB_MODE), path, project, entity, name, id, id_suffix, group, job_type, notes,
+                 tags, api_key, base_url, timeout
 
     ConfigError for a name or option that does not exist, BackendMissingError for a missing package.
     """
@@ -41,56 +50,34 @@ def open_backend(name: str, /, **options: Any) -> Backend:
 
 def configured(config: StatsLoggerConfig) -> list[Backend]:
     """Return the backends that a checked config switches on; raises as `open_backend` does."""
-    for name, section in (("swanlab", config.swanlab), ("trackio", config.trackio)):
-        if section.mode != "disabled":
-            check_available(name)
+    wandb, swanlab, trackio = config.wandb, config.swanlab, config.trackio
     backends: list[Backend] = []
-    if config.wandb.mode != "disabled":
-        backends.append(_configured_wandb(config.wandb))
+    if wandb.mode != "disabled":
+        also = {"base_url": wandb.wandb_base_url or None, "api_key": wandb.wandb_api_key or None}
+        names = "mode entity project name job_type group notes tags id_suffix"
+        backends.append(open_backend("wandb", **_given(wandb, names), **also))
+    if swanlab.mode not in (None, "disabled"):
+        also = {"path": swanlab.logdir}
+        backends.append(open_backend("swanlab", **_given(swanlab, "mode project name api_key"), **also))
     if config.tensorboard.path is not None:
         backends.append(open_backend("tensorboard", path=config.tensorboard.path))
+    if trackio.mode != "disabled":
+        backends.append(open_backend("trackio", **_given(trackio, "mode project name space_id")))
     return backends
 
 
-def _configured_wandb(config: WandBConfig) -> Backend:
-    for variable, value in (
-        ("WANDB_BASE_URL", config.wandb_base_url),
-        ("WANDB_API_KEY", config.wandb_api_key),
-    ):
-        if value:
-            os.environ[variable] = value  # for wandb's own tools too
-    options = {
-        name: getattr(config, name)
-        for name in ("mode", "entity", "project", "name", "job_type", "group", "notes", "tags", "id_suffix")
-        if getattr(config, name)
-    }
-    return open_backend("wandb", **options)
-
-
 def check_available(name: str) -> None:
-    """ConfigError for a name that is no backend, BackendMissingError for one this version does not have."""
-    if name in NOT_YET:
-        raise errors.BackendMissingError(
-            f"expected one of {', '.join(AVAILABLE)}, got {name!r}, which this version cannot yet"
-        )
+    """ConfigError for a name that is no backend."""
     if name not in AVAILABLE:
-        raise errors.ConfigError(
-            f"expected a backend among {', '.join((*AVAILABLE, *NOT_YET))}, got {name!r}"
-        )
+        raise errors.ConfigError(f"expected a backend among {', '.join(AVAILABLE)}, got {name!r}")
+
+
+def _given(config: Any, names: str) -> dict[str, Any]:
+    return {name: value for name in names.split() if (value := getattr(config, name))}
 
 
 def _factory(name: str) -> Callable[..., Backend]:
-    if name == "memory":
-        from .memory import MemoryBackend
-
-        return MemoryBackend
-    if name == "tensorboard":
-        from .tensorboard import TensorBoardBackend
-
-        return TensorBoardBackend
-    from .wandb import create
-
-    return create
+    return getattr(import_module(f".{name}", __name__), _FACTORIES[name])
 
 
 def _options(create: Callable[..., Backend]) -> list[str]:

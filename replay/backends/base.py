@@ -6,7 +6,12 @@
     close() -> None                    everything told so far is safe when this returns
 
 Beside these a backend has `name` ("tensorboard") and `target` (where it sends: a directory, a project and
-run; the cursor's identity), and may declare `capabilities`. Any object of this shape is a backend.
+run; the cursor's identity), and may declare `capabilities` and have `renamed`, the keys that have another
+name there; one that has alerts has `alert(title, text, level, step)`, with level info, warn or error. Any
+object of this shape is a backend.
+
+What `log` raises decides what comes next: RefusedError (of which RewindError is one) gives up this row only,
+BackendGoneError gives up the target, anything else is tried again.
 """
 
 from __future__ import annotations
@@ -38,12 +43,14 @@ class Capabilities:
     reads_back: `last_step()` is the truth of the target; False: None may also mean "cannot say"
     rewinds:    on resuming it can discard its own later steps, so nothing of a resumed run is withheld
     lasts:      the target outlives this process; only then it has a cursor file
+    completes:  a step told again adds the keys it lacks and changes no other: an interrupted one is repeated
     """
 
     order: Order = Order.ANY
     reads_back: bool = True
     rewinds: bool = False
     lasts: bool = True
+    completes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a rewrite did: steps written anew, steps that lay there already, keys that had to be renamed."""
+    """What a rewrite did: steps written anew, steps that lay there already, keys renamed, steps refused."""
 
     sent: int
     skipped: int
     renamed: int = 0
+    refused: int = 0
 
 
 class Backend(Protocol):
@@ -172,6 +180,12 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     own = config.get("stats_logger") or config
     found = own.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def described(run: RunInfo) -> dict[str, Any]:
+    """Return the config that a tracker is told, with the version of the code beside it."""
+    version = {"version_info": dict(run.version_info)} if run.version_info else {}
+    return {**run.config, **version}
 
 
 def store_for(backend: Backend, folder: Path) -> CursorStore:

@@ -5,7 +5,8 @@ session start at the first step told, from which on readers discard what older f
 segments of a fixed number of steps under fixed names, each whole or not at all, so that the directory always
 ends as if replayed once. Live logging and replay need directories of their own.
 
-Values are float32: that is what TensorBoard's scalars are. The log keeps float64.
+Values are float32: that is what TensorBoard's scalars are. The log keeps float64. With `double` they are
+tensors of float64, which TensorBoard shows only when started with `--load_fast=false`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,16 @@ import json
 import logging
 import os
 import re
-import struct
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import google_crc32c
 
 from eventlog import errors
 
 from ..steps import Order, Row
 from . import directory
 from .base import Capabilities, Written
+from .tensorboard_file import framed, proto, records, scalars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,17 +40,18 @@ _FILE_VERSION: Final = "brain.Event:2"
 
 
 class TensorBoardBackend:
-    """Writes to the directory `path`; without one to RUN/tensorboard."""
+    """Writes to the directory `path`; without one to RUN/tensorboard. `double`: see above."""
 
     name = "tensorboard"
     capabilities = Capabilities(order=Order.FORWARD, rewinds=True)
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, double: bool = False) -> None:
         if find_spec("tensorboard") is None:
             raise errors.BackendMissingError(
                 "expected the package tensorboard, got none: pip install 'areal-metrics[tensorboard]'"
             )
         self._given = self._path = None if path is None else Path(path)
+        self._double = double
         self._file: _EventFile | None = None
         self._started = 0.0
         self._resumes = False
@@ -91,7 +90,7 @@ class TensorBoardBackend:
             )
         start = [_session_start(step, time)] if self._resumes else []
         try:
-            self._file.append(*start, _scalars(step, metrics, time))
+            self._file.append(*start, _scalars(step, metrics, time, double=self._double))
         except (OSError, errors.BackendError):
             self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
             raise
@@ -130,14 +129,14 @@ class TensorBoardBackend:
             directory.write_marker(folder, wanted)
         sent = skipped = 0
         names: set[str] = set()
-        for number, (header, events) in enumerate(_segments(run, rows)):
+        for number, (header, events) in enumerate(_segments(run, rows, double=self._double)):
             path = folder / f"events.out.tfevents.{number:010d}.areal"
             names.add(path.name)
             old = path.read_bytes() if path.exists() else b""
-            known = set(_records(old))
+            known = set(records(old))
             present = sum(event in known for event in events)
             sent, skipped = sent + len(events) - present, skipped + present
-            data = b"".join(map(_framed, [*header, *events]))
+            data = b"".join(map(framed, [*header, *events]))
             if data != old and not dry_run:
                 _replace(path, data)
         if not dry_run:
@@ -147,34 +146,6 @@ class TensorBoardBackend:
     def _folder(self, run: RunInfo) -> Path:
         self._path = self._given or run.path / "tensorboard"
         return self._path
-
-
-# -- the framing: length, its CRC, data, its CRC ---------------------------------------------------
-
-
-def _masked(data: bytes) -> int:
-    crc: int = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _framed(data: bytes) -> bytes:
-    head = struct.pack("<Q", len(data))
-    return head + struct.pack("<I", _masked(head)) + data + struct.pack("<I", _masked(data))
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """Yield the intact records up to the first torn or damaged one."""
-    at = 0
-    while at + 16 <= len(data):
-        head = data[at : at + 8]
-        length = int.from_bytes(head, "little")
-        body, end = data[at + 12 : at + 12 + length], at + 16 + length
-        if data[at + 8 : at + 12] != struct.pack("<I", _masked(head)) or end > len(data):
-            return
-        if data[end - 4 : end] != struct.pack("<I", _masked(body)):
-            return
-        yield body
-        at = end
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -195,9 +166,9 @@ def _is_others(folder: Path, run: RunInfo) -> bool:
 
 
 def _steps(file: Path) -> Iterator[int]:
-    parse = _proto("event").Event.FromString
-    for event in map(parse, _records(file.read_bytes())):
-        if any(value.HasField("simple_value") for value in event.summary.value):
+    parse = proto("event").Event.FromString
+    for event in map(parse, records(file.read_bytes())):
+        if any(number is not None for _, number in scalars(event)):
             yield event.step
 
 
@@ -231,7 +202,7 @@ class _EventFile:
         """Append records; a torn one would hide all that follow, so a short write ends the file."""
         if self._descriptor < 0:
             raise errors.BackendError(f"expected a whole event file, got one with a torn end: {self._path}")
-        data = b"".join(map(_framed, events))
+        data = b"".join(map(framed, events))
         written = 0
         try:
             written = os.write(self._descriptor, data)
@@ -269,14 +240,16 @@ def _remove_leftovers(folder: Path, names: set[str]) -> None:
 # -- events ----------------------------------------------------------------------------------------
 
 
-def _segments(run: RunInfo, rows: Iterable[Row]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def _segments(
+    run: RunInfo, rows: Iterable[Row], *, double: bool
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Yield per segment the records it begins with and one record per step; number 0 describes the run."""
     yield [_file_version(run.started), *_about(run)], []
     events: list[bytes] = []
     begun = 0.0
     for row in rows:
         begun = begun if events else row.time
-        events.append(_scalars(row.step, row.metrics, row.time))
+        events.append(_scalars(row.step, row.metrics, row.time, double=double))
         if len(events) == STEPS_PER_SEGMENT:
             yield [_file_version(begun)], events
             events = []
@@ -284,28 +257,35 @@ def _segments(run: RunInfo, rows: Iterable[Row]) -> Iterator[tuple[list[bytes], 
         yield [_file_version(begun)], events
 
 
-def _proto(name: str) -> Any:
-    return import_module(f"tensorboard.compat.proto.{name}_pb2")
-
-
 def _file_version(time: float) -> bytes:
-    return _proto("event").Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
+    return proto("event").Event(wall_time=time, file_version=_FILE_VERSION).SerializeToString()
 
 
 def _session_start(step: int, time: float) -> bytes:
-    pb = _proto("event")
+    pb = proto("event")
     start = pb.SessionLog(status=pb.SessionLog.SessionStatus.START)
     return pb.Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
-def _scalars(step: int, metrics: Mapping[str, float], time: float) -> bytes:
-    value = _proto("summary").Summary.Value
-    return _event(step, time, [value(tag=key, simple_value=number) for key, number in metrics.items()])
+def _scalars(step: int, metrics: Mapping[str, float], time: float, *, double: bool) -> bytes:
+    value = proto("summary").Summary.Value
+    if not double:
+        return _event(step, time, [value(tag=key, simple_value=number) for key, number in metrics.items()])
+    summary, tensor = proto("summary"), proto("tensor").TensorProto
+    plugin = summary.SummaryMetadata(
+        plugin_data=summary.SummaryMetadata.PluginData(plugin_name="scalars"),
+        data_class=summary.DATA_CLASS_SCALAR,
+    )
+    values = [
+        value(tag=key, metadata=plugin, tensor=tensor(dtype="DT_DOUBLE", double_val=[number]))
+        for key, number in metrics.items()
+    ]
+    return _event(step, time, values)
 
 
 def _event(step: int, time: float, values: list[Any]) -> bytes:
-    summary = _proto("summary").Summary(value=values)
-    event = _proto("event").Event(wall_time=time, step=step, summary=summary)
+    summary = proto("summary").Summary(value=values)
+    event = proto("event").Event(wall_time=time, step=step, summary=summary)
     return event.SerializeToString(deterministic=True)
 
 
@@ -317,7 +297,7 @@ def _about(run: RunInfo) -> list[bytes]:
 
 
 def _text(tag: str, content: Mapping[str, Any]) -> Any:
-    summary, tensor, shape = _proto("summary"), _proto("tensor"), _proto("tensor_shape").TensorShapeProto
+    summary, tensor, shape = proto("summary"), proto("tensor"), proto("tensor_shape").TensorShapeProto
     shown = json.dumps(content, indent=2, sort_keys=True, default=str)
     markdown = "\n".join(f"    {line}" for line in shown.splitlines())  # indented: shown as it is
     plugin = summary.SummaryMetadata.PluginData(plugin_name="text")
@@ -325,7 +305,7 @@ def _text(tag: str, content: Mapping[str, Any]) -> Any:
         tag=f"{tag}/text_summary",
         metadata=summary.SummaryMetadata(plugin_data=plugin),
         tensor=tensor.TensorProto(
-            dtype=_proto("types").DataType.DT_STRING,
+            dtype=proto("types").DataType.DT_STRING,
             string_val=[markdown.encode()],
             tensor_shape=shape(dim=[shape.Dim(size=1)]),
         ),

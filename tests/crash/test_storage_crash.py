@@ -177,14 +177,19 @@ def test_any_damage_costs_only_what_it_covers(tiny, tmp_path_factory, damages, s
     """Whatever is done to the files, reading ends without an error and serves only true rows (report b10)."""
     path = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(tiny.path, path)
-    files = sorted(path.rglob("*.*"))
-    for number, kind, start, size in damages:
-        _damage(files[number % len(files)], files[seed % len(files)], kind, start, size, random.Random(seed))
+    damage(path, damages, seed)
     told = tell(path)
     assert set(told.frames) <= tiny.keys
     for key, rows in told.frames.items():
         assert BATCHES[key[0]](key[4]).to_pylist() == rows
     shutil.rmtree(path)
+
+
+def damage(path, damages, seed):
+    """Do to the files of a run what a strategy of DAMAGE says."""
+    files = sorted(path.rglob("*.*"))
+    for number, kind, start, size in damages:
+        _damage(files[number % len(files)], files[seed % len(files)], kind, start, size, random.Random(seed))
 
 
 def _damage(file, other, kind, start, size, chosen):
@@ -215,7 +220,8 @@ CHILD = """
 import sys, time
 from eventlog.rundir import RunDir
 from eventlog.writer import Writer
-from tests.storage import producer, put_window
+from tests.storage import payload, producer, put_window
+payload(0)  # what Arrow loads with the first batch takes its time
 run = RunDir.create(sys.argv[1])
 writer = Writer(run, producer(run), segment_bytes=int(sys.argv[2]))
 print("started", flush=True)
@@ -240,7 +246,12 @@ def _kill(path, delay, segment_bytes):
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(6), pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+    "kills",
+    [
+        pytest.param(6),
+        pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+        pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_what_was_written_survives_a_kill(tmp_path, kills):
     """SIGKILL at random moments: every window whose wait() had returned is read as it was (b11, g2)."""

@@ -26,5 +26,9 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith(FOREIGN):
             monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    before = set(os.environ)
     yield
     eventlog.stop()
+    for name in set(os.environ) - before:  # what backends set for their SDKs' own tools
+        if name.startswith(FOREIGN):
+            del os.environ[name]

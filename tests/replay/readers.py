@@ -1,14 +1,18 @@
-"""What the trackers' files say, read without our code: TensorBoard's reader, the framing of .wandb files."""
+"""What the trackers' files say, read without our code: by their own readers, SQLite, .wandb's framing."""
 
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
 import struct
 import zlib
+from contextlib import closing
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 Rows = list[tuple[int, dict[str, float], float]]  # (step, metrics, time), as MemoryBackend keeps them
@@ -104,4 +108,52 @@ def wandb_rows(folder: Path) -> Rows:
         (row["_step"], {key: value for key, value in row.items() if key not in OWN}, row["_timestamp"])
         for file in wandb_files(folder)
         for row in wandb_history(file)
+    ]
+
+
+def swanlab_files(folder: Path) -> list[Path]:
+    """Return the run files below a folder in the order of their names."""
+    return sorted(folder.glob("**/run-*/*.swanlab"))
+
+
+def swanlab_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a .swanlab file by the reader that SwanLab ships."""
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    reader = DataStoreReader()
+    reader.open(file)
+    for record in reader:
+        yield Record.FromString(record)
+    reader.close()
+
+
+def swanlab_rows(folder: Path) -> Rows:
+    """Return one row per step of all run files below a folder; a key twice at a step fails."""
+    scalars = [r.scalar for f in swanlab_files(folder) for r in swanlab_records(f) if r.HasField("scalar")]
+    return _rows((s.step, s.timestamp.ToMicroseconds() / 1e6, s.key, s.value.number) for s in scalars)
+
+
+def _rows(points: Iterable[tuple[int, float, str, float]]) -> Rows:
+    rows: dict[tuple[int, float], dict[str, float]] = {}
+    for step, time, key, value in points:
+        row = rows.setdefault((step, time), {})
+        assert key not in row, f"{key} twice at step {step}"
+        row[key] = value
+    return [(step, rows[step, time], time) for step, time in sorted(rows)]
+
+
+def trackio_rows(database: Path, run: str | None = None) -> Rows:
+    """Return the rows of a Trackio project, or of one of its runs, as SQLite keeps them: one entry each."""
+    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    question = "SELECT step, metrics, timestamp FROM metrics WHERE coalesce(?, run_name) = run_name"
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        found = connection.execute(f"{question} ORDER BY step, timestamp, id", (run,)).fetchall()
+    return [
+        (
+            step,
+            {key: words.get(value, value) for key, value in json.loads(metrics).items()},
+            datetime.fromisoformat(time).timestamp(),
+        )
+        for step, metrics, time in found
     ]

@@ -1,21 +1,22 @@
-"""Every adapter passes the shared body; what is particular to one stands in its own file."""
+"""Every adapter passes the public contract; what is particular to one stands in its own file."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from eventlog.errors import BackendMissingError, ConfigError, RewindError
+from eventlog.errors import ConfigError
 from replay import MemoryBackend, open_backend
-from replay.backends.wandb import to_wandb
+from replay.backends import AVAILABLE, swanlab, trackio_run, wandb
 from tests.replay.backend_contract import BackendContract, RewriterContract, run_info
-from tests.replay.readers import Rows, tensorboard_rows, wandb_rows
+from tests.replay.readers import Rows, swanlab_rows, tensorboard_rows, trackio_rows, wandb_rows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from replay import Backend
 
 
@@ -65,40 +66,60 @@ class TestWandbOffline(RewriterContract):
         return wandb_rows(path / "wandb")
 
     def renamed(self, name: str) -> str:
-        return to_wandb(name)
+        return wandb.names().to(name)
 
 
-def test_strict_memory_refuses_what_a_tracker_would_drop(tmp_path: Path) -> None:
-    """With the strict switch a step that is not above the last raises instead of vanishing (report a2)."""
-    backend = open_backend("memory", strict=True)
-    backend.open(run_info(tmp_path))
-    backend.log(5, {"a": 1.0}, 0.0)
-    with pytest.raises(RewindError, match="expected a step above 5, got 5"):
-        backend.log(5, {"b": 1.0}, 0.0)
+class TestSwanlabLocal(RewriterContract):
+    """Local run files, read by the reader that SwanLab ships."""
+
+    resumes = False  # every lifetime has a directory of its own
+    largest_step = 2**48
+
+    def make(self, path: Path) -> Backend:
+        return open_backend("swanlab", mode="local", path=path / "swanlab")
+
+    def read(self, path: Path) -> Rows:
+        return swanlab_rows(path / "swanlab")
+
+    def renamed(self, name: str) -> str:
+        return swanlab.names().to(name)
 
 
-@pytest.mark.parametrize("name", ["swanlab", "trackio"])
-def test_backends_to_come_say_so(name: str) -> None:
-    """A backend that this version does not have yet says so and names those that work (report s12)."""
-    with pytest.raises(
-        BackendMissingError, match=f"memory, tensorboard, wandb, got '{name}', which this version"
-    ):
-        open_backend(name)
+class TestTrackioLocal(RewriterContract):
+    """A project's SQLite file, read as it is."""
+
+    shares = True
+
+    def make(self, path: Path) -> Backend:
+        return open_backend("trackio", path=path / "trackio")
+
+    def read(self, path: Path) -> Rows:
+        return trackio_rows(path / "trackio" / "exp.db")
+
+    def renamed(self, name: str) -> str:
+        return trackio_run.names().to(name)
+
+    def state(self, path: Path) -> Any:
+        return self.read(path)  # SQLite touches its file to read it
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("mlflow", {}, "expected a backend among memory, tensorboard, wandb, swanlab, trackio, got 'mlflow'"),
-        ("tensorboard", {"pth": "x"}, "expected options of tensorboard among path, got pth"),
+        ("mlflow", {}, "expected a backend among memory, swanlab, tensorboard, trackio, wandb, got 'mlflow'"),
+        ("tensorboard", {"pth": "x"}, "expected options of tensorboard among path, double, got pth"),
         (
             "wandb",
             {"mode": "offlin"},
             "expected a wandb mode of online, offline, disabled, shared, got 'offlin'",
         ),
-        ("wandb", {"mode": "online"}, "expected wandb mode offline or disabled, .*got 'online'"),
-        ("wandb", {"mode": "shared"}, "expected wandb mode offline or disabled, .*got 'shared'"),
-        ("wandb", {}, "got 'online'"),
+        (
+            "swanlab",
+            {"mode": "on"},
+            "expected a swanlab mode of cloud, online, local, offline, disabled, got 'on'",
+        ),
+        ("trackio", {"mode": "on"}, "expected a trackio mode of online, local, disabled, got 'on'"),
+        ("trackio", {"mode": "online"}, "expected trackio.space_id or trackio.server_url for mode online"),
     ],
 )
 def test_wrong_names_and_options_are_refused(name: str, options: dict[str, str], said: str) -> None:
@@ -107,11 +128,42 @@ def test_wrong_names_and_options_are_refused(name: str, options: dict[str, str],
         open_backend(name, **options)
 
 
-def test_a_disabled_backend_keeps_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["swanlab", "trackio", "wandb"])
+def test_a_disabled_backend_keeps_nothing(tmp_path: Path, name: str) -> None:
     """Mode disabled takes everything, writes nothing, loads nothing."""
-    backend = open_backend("wandb", mode="disabled", path=tmp_path / "wandb")
+    backend = open_backend(name, mode="disabled", path=tmp_path / name)
     backend.open(run_info(tmp_path))
     backend.log(0, {"a": 1.0}, 0.0)
     backend.close()
     assert None is backend.last_step()
     assert [] == list(tmp_path.iterdir())
+
+
+LACKING = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == sys.argv[1] else found(name, *more)
+from eventlog.errors import BackendMissingError
+from replay import open_backend
+try:
+    open_backend(sys.argv[1], **({"mode": "offline"} if sys.argv[1] in ("wandb", "swanlab") else {}))
+except BackendMissingError as error:
+    print(error)
+open_backend(sys.argv[1], mode="disabled") if sys.argv[1] != "tensorboard" else None
+print(sorted(name for name in ("wandb", "swanlab", "trackio", "tensorboard") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("name", sorted(set(AVAILABLE) - {"memory"}))
+def test_a_missing_package_is_said_with_its_extra(name: str) -> None:
+    """Only a backend that is used needs its package; the message says how to install it (report s12)."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LACKING, name],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = f"expected the package {name}, got none: pip install 'areal-metrics[{name}]'"
+    assert [said, "[]"] == done.stdout.splitlines()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from omegaconf import OmegaConf
 
-from eventlog.errors import BackendMissingError, ConfigError
+from eventlog.errors import ConfigError
 from replay import (
     StatsLoggerConfig,
     SwanlabConfig,
@@ -181,13 +181,21 @@ def test_key_and_address_reach_wandbs_own_tools(monkeypatch: pytest.MonkeyPatch)
     assert ("key", "http://host") == (os.environ["WANDB_API_KEY"], os.environ["WANDB_BASE_URL"])
 
 
-@pytest.mark.parametrize(
-    "part", [{"swanlab": SwanlabConfig(mode="local")}, {"trackio": TrackioConfig(mode="local")}]
-)
-def test_a_backend_to_come_cannot_be_switched_on(part: dict) -> None:
-    """A config that enables what this version does not have is refused loudly."""
-    with pytest.raises(BackendMissingError, match="expected one of memory, tensorboard, wandb, got"):
-        configured(resolve(StatsLoggerConfig("e", "t", "/f", **part)))
+def test_what_is_switched_on_becomes_a_backend() -> None:
+    """Each section that is not disabled is a backend, with the options it gives (report s12)."""
+    config = StatsLoggerConfig(
+        "e",
+        "t",
+        "/f",
+        wandb=WandBConfig(mode="offline"),
+        swanlab=SwanlabConfig(mode="offline", logdir="/f/swan"),
+        tensorboard=TensorBoardConfig(path="/f/tb"),
+        trackio=TrackioConfig(mode="local"),
+    )
+    targets = {backend.name: backend.target for backend in configured(resolve(config))}
+    assert {"wandb", "swanlab", "tensorboard", "trackio"} == set(targets)
+    assert ("/f/swan", "/f/tb") == (targets["swanlab"], targets["tensorboard"])
+    assert [] == configured(resolve(StatsLoggerConfig("e", "t", "/f")))
 
 
 def test_a_root_that_is_no_path_is_refused() -> None:

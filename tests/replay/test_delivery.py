@@ -24,7 +24,7 @@ class Troubled(MemoryBackend):
 
     def __init__(self, *, fails: range = range(0), error: Exception | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.fails, self.error, self.calls = fails, error or RuntimeError("no route"), 0
+        self.fails, self.error, self.tries = fails, error or RuntimeError("no route"), 0
         self.leave = threading.Event()
         self.leave.set()
         self.entered = threading.Event()
@@ -32,8 +32,8 @@ class Troubled(MemoryBackend):
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         self.entered.set()
         self.leave.wait()
-        self.calls += 1
-        if self.calls - 1 in self.fails:
+        self.tries += 1
+        if self.tries - 1 in self.fails:
             raise self.error
         super().log(step, metrics, time)
 

@@ -31,6 +31,7 @@ from replay import (
     StatsLoggerConfig,
     SwanlabConfig,
     TensorBoardConfig,
+    TrackioConfig,
     WandBConfig,
 )
 from replay.config import log_root
@@ -369,12 +370,16 @@ def test_a_second_trial_needs_a_run_of_its_own(tmp_path: Path) -> None:
     assert [(0, "c", 1.0)] == metrics(run_of(tmp_path, "other"))
 
 
-def test_a_configured_backend_that_cannot_work_is_loud_and_claims_nothing(tmp_path: Path) -> None:
+def test_a_configured_backend_that_cannot_work_is_loud_and_claims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was configured must work: an error at once, before the log is touched (report s12)."""
-    with pytest.raises(BackendMissingError, match="got 'swanlab'"):
-        logger(tmp_path, swanlab=SwanlabConfig(mode="local"))
-    with pytest.raises(ConfigError, match="got 'online'"):
-        logger(tmp_path, wandb=WandBConfig(mode="online"))
+    with monkeypatch.context() as lacking:
+        lacking.setattr("replay.backends.swanlab.find_spec", lambda _: None)
+        with pytest.raises(BackendMissingError, match="expected the package swanlab"):
+            logger(tmp_path, swanlab=SwanlabConfig(mode="local"))
+    with pytest.raises(ConfigError, match=r"expected trackio\.space_id or"):
+        logger(tmp_path, trackio=TrackioConfig(mode="online"))
     assert [] == list(tmp_path.iterdir())
     assert None is eventlog.current()
 

@@ -472,7 +472,7 @@ def test_a_killed_replay_made_again_ends_as_if_made_once(
 
 def test_a_config_that_names_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """An option that does not exist is refused before a run is opened."""
-    with pytest.raises(ConfigError, match="expected options of memory among strict, got path"):
+    with pytest.raises(ConfigError, match=r"expected options of memory among strict, .*got path"):
         play(tmp_path, [open_backend("memory", path="x")])
 
 

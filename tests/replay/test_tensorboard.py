@@ -91,6 +91,32 @@ def test_config_and_version_are_shown(tmp_path: Path) -> None:
         assert {"lr", "model.layers", "model.names"} == set(data.session_start_info.hparams)
 
 
+def test_values_are_float32_unless_asked_otherwise(tmp_path: Path) -> None:
+    """A float32 is what TensorBoard's scalars are; with `double` all digits are there (report e11)."""
+    told = [Row(0, {"large": 16777217.0, "long": 0.1234567890123}, 1000.0)]
+    replayed(tmp_path / "float", told)
+    ((_, got, _),) = tensorboard_rows(tmp_path / "float" / "tb")
+    assert {"large": 16777216.0, "long": pytest.approx(0.1234567890123, rel=1e-7)} == got
+    assert 0.1234567890123 != got["long"]
+    for name in ("live", "replay"):
+        backend: Any = open_backend("tensorboard", path=tmp_path / name, double=True)
+        if name == "live":
+            backend.open(run_info(tmp_path))
+            backend.log(0, told[0].metrics, 1000.0)
+            assert 0 == backend.last_step()
+            backend.close()
+        else:
+            backend.rewrite(run_info(tmp_path), told, Selection())
+        exact = {
+            value.tag: value.tensor.double_val[0]
+            for file in (tmp_path / name).glob("*tfevents*")
+            for event in tensorboard_events(file)
+            for value in event.summary.value
+            if value.metadata.plugin_data.plugin_name == "scalars"
+        }
+        assert told[0].metrics == exact
+
+
 def test_a_live_point_is_in_the_file_at_once(tmp_path: Path) -> None:
     """When the call returns the event can be read, without flushing or closing."""
     backend = open_backend("tensorboard", path=tmp_path / "tb")

@@ -1,4 +1,4 @@
-"""What is particular to Weights & Biases, offline."""
+"""What is particular to Weights & Biases' offline files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from replay import open_backend
 from replay.backends.base import Rewriter, Selection
-from replay.backends.wandb import from_wandb, to_wandb
+from replay.backends.wandb import names
 from replay.steps import Row
 from tests.replay.backend_contract import ODD_NAMES, rows, run_info, snapshot
 from tests.replay.readers import wandb_files, wandb_history, wandb_records, wandb_rows
@@ -92,11 +92,14 @@ def test_large_rows_span_the_files_blocks(tmp_path: Path) -> None:
 
 
 def test_names_that_wandb_keeps_for_itself_are_mapped_back() -> None:
-    """Names beginning with an underscore get a mark that comes off again; no two meet (report e7)."""
-    names = [*ODD_NAMES, "~", "_", "~~x", "__x", "_timestamp", "~_timestamp"]
-    assert names == [from_wandb(to_wandb(name)) for name in names]
-    assert len(set(names)) == len({to_wandb(name) for name in names})
-    assert not any(to_wandb(name).startswith("_") for name in names)
+    """Names beginning with an underscore, with dots, and "length" get marks that come off (report e7)."""
+    told = [*ODD_NAMES, "~", "_", "~~x", "__x", "_timestamp", "~_timestamp"]
+    there = [names().to(name) for name in told]
+    assert ["~length", "my~2e;loss", "~_step", "~_timestamp"] == [
+        names().to(name) for name in ("length", "my.loss", "_step", "_timestamp")
+    ]
+    assert told == [names().back(name) for name in there]
+    assert not any(name.startswith("_") or "." in name or name == "length" for name in there)
 
 
 def test_a_directory_that_was_synced_is_left_alone(tmp_path: Path) -> None:
@@ -178,51 +181,3 @@ def test_a_second_lifetime_has_a_directory_of_its_own_and_one_replay_joins_them(
     assert 2 == len(wandb_files(tmp_path))
     replayed(tmp_path / "replay", rows(range(9)))
     assert list(range(9)) == [step for step, _, _ in wandb_rows(tmp_path / "replay")]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from replay import open_backend
-from replay.backends import directory, wandb
-from replay.backends.base import Selection
-from tests.replay.backend_contract import rows, run_info
-path, fatal = Path(sys.argv[1]), sys.argv[2]
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-class Told:
-    passes = 0
-    def __iter__(self):
-        self.passes += 1
-        for row in rows(range(30)):
-            if (fatal, self.passes, row.step) in {("measuring", 1, 7), ("writing", 2, 20)}:
-                die()
-            yield row
-if fatal == "marking":
-    directory.write_marker = die
-if fatal == "removing":
-    remove = wandb._remove
-    def tidy(folders):
-        found = list(folders)
-        die() if any("old" in entry.name for entry in found) else remove(found)
-    wandb._remove = tidy
-open_backend("wandb", mode="offline", path=path / "wandb").rewrite(run_info(path), Told(), Selection())
-"""
-
-
-@pytest.mark.parametrize(
-    ("fatal", "held"), [("measuring", 10), ("writing", 0), ("writing", 10), ("marking", 10), ("removing", 10)]
-)
-def test_a_killed_replay_made_again_ends_as_if_made_once(tmp_path: Path, fatal: str, held: int) -> None:
-    """Killed while reading, writing, recording success or tidying up, and run again: as if once."""
-    if held:
-        replayed(tmp_path, rows(range(held)))
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), fatal], cwd=ROOT, check=False)
-    assert -signal.SIGKILL == killed.returncode
-    replayed(tmp_path, rows(range(30)))
-    assert 1 == len(wandb_files(tmp_path))
-    assert [(row.step, row.metrics, row.time) for row in rows(range(30))] == wandb_rows(tmp_path)
-    assert 2 == len(list((tmp_path / "wandb").iterdir()))  # the run and the marker
-    before = snapshot(tmp_path)
-    assert 0 == replayed(tmp_path, rows(range(30)))
-    assert before == snapshot(tmp_path)

@@ -1,0 +1,141 @@
+"""Editions: a tracker's own run directory, which replay writes aside, as a whole, and puts in place.
+
+A marker beside it says which edition the folder holds. One that holds the same already is left untouched; a
+replay that is killed leaves the old one in place, and the next ends as if it had been the only one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import directory
+from .base import Written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from ..steps import Row
+    from .base import RunInfo, Selection
+    from .names import Names
+
+
+class Edition(Protocol):
+    """What is to be written: how the directory is called, and its files."""
+
+    contents: Contents
+
+    def name(self, generation: int) -> str:
+        """Return the directory's name; each generation is a run of its own to the tracker."""
+        ...
+
+    def write(self, building: Path, final: Path, generation: int) -> None:
+        """Write the files into `building`, which will be called `final`."""
+        ...
+
+
+class Contents:
+    """What a replayed run says, and a digest of it that does not depend on the tracker's version.
+
+    Rows that `refuses` (it returns whether the tracker would never take them) are counted, not told.
+    """
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        config: Mapping[str, Any],
+        started: float,
+        rows: Iterable[Row],
+        names: Names,
+        refuses: Callable[[Row], bool] = lambda _: False,
+    ) -> None:
+        self.about = about
+        self.config = config
+        self.refused = self.steps = 0
+        self._rows = rows
+        self._names = names
+        self._refuses = refuses
+        self.started = started or next((row.time for row in rows), 0.0)
+        digest = hashlib.blake2b(_json([dict(about), dict(config), self.started]), digest_size=16)
+        for row in rows:
+            if refuses(row):
+                self.refused += 1
+            else:
+                self.steps += 1
+                digest.update(_json([row.step, row.time, *names.row(row.metrics).items()]))
+        self.digest = digest.hexdigest()
+
+    def rows(self) -> Iterator[tuple[Row, dict[str, float]]]:
+        """Yield each row with its metrics under the tracker's names."""
+        for row in self._rows:
+            if not self._refuses(row):
+                yield row, self._names.row(row.metrics)
+
+    def written(self, sent: int, skipped: int) -> Written:
+        """Return the account of a rewrite."""
+        return Written(sent, skipped, len(self._names.renamed), self.refused)
+
+
+def publish(
+    edition: Edition,
+    folder: Path,
+    run: RunInfo,
+    selection: Selection,
+    *,
+    dry_run: bool = False,
+    taken: Callable[[Path], bool] = lambda _: False,
+) -> Written:
+    """Make the folder hold this edition, unless it does already.
+
+    A directory that is `taken` (uploaded, say), or that a fresh run is to stand beside, stays where it is,
+    and the edition becomes a run of the next generation.
+    """
+    marker = directory.claim(folder, run.id, "replay")
+    contents = edition.contents
+    if not contents.steps:
+        return contents.written(0, 0)
+    held = str(marker.get("directory") or "")
+    complete = bool(held) and (folder / held).is_dir()
+    if complete and not run.fresh:
+        directory.check_selection(marker, selection, folder)
+        if marker.get("digest") == contents.digest:
+            if not dry_run:
+                remove(folder.glob(".areal-*"))  # of a replay that was killed while tidying up
+            return contents.written(0, contents.steps)
+    if not dry_run:
+        another = complete and (run.fresh or taken(folder / held))
+        marker["generation"] = marker.get("generation", 0) + another
+        marker["digest"] = contents.digest
+        marker = directory.with_selection(marker, selection)
+        _put(edition, folder, marker, replaces="" if another else held)
+    return contents.written(contents.steps, 0)
+
+
+def _put(edition: Edition, folder: Path, marker: dict[str, Any], *, replaces: str) -> None:
+    """Build the directory aside and put it in place; the marker, written last, makes it count."""
+    generation = marker["generation"]
+    name = edition.name(generation)
+    folder.mkdir(parents=True, exist_ok=True)
+    remove(folder.glob(".areal-*"))
+    building = folder / ".areal-building"
+    building.mkdir()
+    edition.write(building, folder / name, generation)
+    for number, entry in enumerate(sorted({name, replaces or name})):
+        if (folder / entry).is_dir():
+            (folder / entry).rename(folder / f".areal-old-{number}")
+    building.rename(folder / name)
+    directory.write_marker(folder, {**marker, "directory": name})
+    remove(folder.glob(".areal-old-*"))
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Remove whole directories."""
+    for folder in list(folders):
+        shutil.rmtree(folder)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()

@@ -1,0 +1,282 @@
+"""Trackio: one SQLite file per project, or a server that keeps such a file.
+
+Local rows are written through Trackio's own storage, with ids made of their content: a row that lies there is
+never written again, live logging and replay share one run, and replay ends with exactly what the run
+committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from contextlib import closing, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from eventlog import errors
+
+from ..config import TRACKIO_MODES
+from ..steps import Order
+from . import directory
+from .base import Capabilities, DisabledBackend, Written
+from .trackio_run import TrackioRun, as_text, config_of
+from .trackio_server import TrackioServerBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+
+    from ..steps import Row
+    from .base import Backend, RunInfo, Selection
+
+_BATCH: Final = 1000  # rows a transaction
+_swapping = threading.RLock()
+
+
+def create(
+    *,
+    mode: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    space_id: str | None = None,
+    server_url: str | None = None,
+) -> Backend:
+    """Return the backend for a mode, local unless a Space or a server is named."""
+    mode = mode or ("online" if space_id or server_url else "local")
+    if mode not in TRACKIO_MODES:
+        raise errors.ConfigError(f"expected a trackio mode of {', '.join(TRACKIO_MODES)}, got {mode!r}")
+    if mode == "disabled":
+        return DisabledBackend("trackio")
+    if find_spec("trackio") is None:
+        raise errors.BackendMissingError(
+            "expected the package trackio, got none: pip install 'areal-metrics[trackio]'"
+        )
+    if mode == "local":
+        return TrackioBackend(path, project=project, name=name)
+    place = (
+        space_id or server_url or os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
+    )
+    if not place:
+        raise errors.ConfigError(
+            "expected trackio.space_id or trackio.server_url for mode online, got neither"
+        )
+    return TrackioServerBackend(place, project=project, name=name)
+
+
+class TrackioBackend(TrackioRun):
+    """A run in `path/<project>.db`; without a path where Trackio itself writes (TRACKIO_DIR).
+
+    A step told again replaces what it tells again.
+    """
+
+    capabilities = Capabilities(order=Order.ANY, rewinds=True)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(project=project, name=name)
+        self._path = None if path is None else Path(path).absolute()
+        self._config: dict[str, Any] | None = None
+        self._open = False
+
+    @property
+    def target(self) -> str:
+        """The project's file and the run's id."""
+        return f"{self._path or 'TRACKIO_DIR'}/{self.project}#{self.run_id}"
+
+    # -- live --------------------------------------------------------------------------------------
+
+    def open(self, run: RunInfo) -> None:
+        """Make the project's file; BackendError when that is not possible."""
+        self._settle(run)
+        self._config = config_of(run)
+        with self._storage() as storage, _told(self.target):
+            storage.init_db(self.project)
+        self._open = True
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        """Add the row; what was told before of the same keys at this step goes."""
+        if not self._open:
+            raise errors.BackendError(
+                f"expected an open backend, got a call at step {step} before open or after close"
+            )
+        row = self.names.row(metrics)
+        row_id = self.row_id(step, row, time)
+        with _told(self.target):
+            self._put([(step, row, time, row_id)], self._config)
+            with self._database() as database:
+                _forget(database, self.run_id, step, row.keys(), row_id)
+        self._config = None
+
+    def alert(self, title: str, text: str, level: str, step: int | None) -> None:
+        """Add an alert to those of the run."""
+        with self._storage() as storage, _told(self.target):
+            storage.bulk_alert(self.project, self.run, [title], [text], [level], [step], run_id=self.run_id)
+
+    def last_step(self) -> int | None:
+        """Return the run's highest step in the file."""
+        if not self.run_id:
+            return None
+        with _told(self.target), self._database() as database:
+            question = "SELECT max(step) FROM metrics WHERE run_id = ?"
+            return database.execute(question, (self.run_id,)).fetchone()[0]
+
+    def close(self) -> None:
+        """Take nothing more; every row was safe when `log` returned."""
+        self._open = False
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def rewrite(
+        self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
+    ) -> Written:
+        """Make the run hold exactly `rows`: what lies there already stays, what is no longer told goes.
+
+        A fresh run takes the first id of ID-2, ID-3, … that holds nothing.
+        """
+        self._settle(run)
+        marker = self._marker()
+        directory.check_selection(marker, selection, self._file())
+        held, wanted = self._held(), set[str]()
+        sent = skipped = 0
+        batch: list[tuple[int, dict[str, float], float, str]] = []
+        for row in rows:
+            named = self.names.row(row.metrics)
+            row_id = self.row_id(row.step, named, row.time)
+            wanted.add(row_id)
+            if row_id in held:
+                skipped += 1
+                continue
+            sent += 1
+            batch.append((row.step, named, row.time, row_id))
+            if len(batch) == _BATCH:
+                self._flush(batch, run, dry_run=dry_run)
+        self._flush(batch, run, dry_run=dry_run)
+        if not dry_run:
+            self._tidy(held - wanted)
+            self._mark(marker, directory.with_selection(marker, selection))
+        return Written(sent, skipped, len(self.names.renamed))
+
+    def _flush(
+        self, batch: list[tuple[int, dict[str, float], float, str]], run: RunInfo, *, dry_run: bool
+    ) -> None:
+        if batch and not dry_run:
+            with _told(self.target):
+                self._put(batch, config_of(run))
+        batch.clear()
+
+    def _tidy(self, stale: set[str]) -> None:
+        if stale:
+            with _told(self.target), self._database() as database:
+                ids = [(row_id,) for row_id in stale]
+                database.executemany("DELETE FROM metrics WHERE log_id = ?", ids)
+
+    # -- the file ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _storage(self) -> Generator[Any]:
+        """Yield Trackio's storage; it works in our directory meanwhile, if that is another than its own."""
+        module: Any = import_module("trackio.sqlite_storage")
+        with _swapping:
+            own = module.TRACKIO_DIR
+            try:
+                module.TRACKIO_DIR = self._path = self._path or Path(own).absolute()
+                yield module.SQLiteStorage
+            except ValueError as error:  # names that Trackio keeps to itself
+                raise errors.ConfigError(f"expected another trackio.project, got {error}") from error
+            finally:
+                module.TRACKIO_DIR = own
+
+    def _put(
+        self, rows: list[tuple[int, dict[str, float], float, str]], config: dict[str, Any] | None
+    ) -> None:
+        steps, metrics, times, ids = (list(column) for column in zip(*rows, strict=True))
+        with self._storage() as storage:
+            storage.bulk_log(
+                self.project,
+                self.run,
+                metrics,
+                steps=steps,
+                timestamps=[as_text(time) for time in times],
+                log_ids=ids,
+                run_id=self.run_id,
+                config=config,
+            )
+
+    def _file(self) -> Path:
+        with self._storage() as storage:
+            return storage.get_project_db_path(self.project)
+
+    @contextmanager
+    def _database(self) -> Generator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._file(), timeout=30)) as database, database:
+            yield database
+
+    def _exists(self) -> bool:
+        return self._file().exists()
+
+    def _held(self) -> set[str]:
+        """Return the ids of the run's rows."""
+        if not self._exists():
+            return set()
+        with _told(self.target), self._database() as database:
+            question = "SELECT log_id FROM metrics WHERE run_id = ?"
+            return {row_id for (row_id,) in database.execute(question, (self.run_id,))}
+
+    def _settle(self, run: RunInfo) -> None:
+        """Find the project and the run there; a fresh one has an id that holds nothing."""
+        self.place(run)
+        with self._storage() as storage:
+            storage.validate_project_name(self.project)
+        base, numbers = (self.run_id, self.run), count(2)
+        while run.fresh and self._held():
+            number = next(numbers)
+            self.run_id, self.run = (f"{text}-{number}" for text in base)
+
+    def _marker(self) -> dict[str, Any]:
+        """Return what a replay said that the run holds."""
+        if not self._exists():
+            return {}
+        with self._storage() as storage:
+            return json.loads(storage.get_project_metadata(self.project, self._key()) or "{}")
+
+    def _mark(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        if before != now and self._exists():
+            with self._storage() as storage:
+                storage.set_project_metadata(self.project, self._key(), json.dumps(now))
+
+    def _key(self) -> str:
+        return f"areal-metrics:{self.run_id}"
+
+
+def _forget(database: sqlite3.Connection, run_id: str, step: int, keys: Iterable[str], row_id: str) -> None:
+    """Take these keys out of the other rows of a step."""
+    told = set(keys)
+    question = "SELECT id, metrics FROM metrics WHERE run_id = ? AND step = ? AND log_id IS NOT ?"
+    for number, content in database.execute(question, (run_id, step, row_id)).fetchall():
+        before = json.loads(content)
+        left = {key: value for key, value in before.items() if key not in told}
+        if not left:
+            database.execute("DELETE FROM metrics WHERE id = ?", (number,))
+        elif len(left) < len(before):
+            database.execute(
+                "UPDATE metrics SET metrics = ? WHERE id = ?", (json.dumps(left).encode(), number)
+            )
+
+
+@contextmanager
+def _told(target: str) -> Generator[None]:
+    """Raise what goes wrong with the file as BackendError."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise errors.BackendError(f"expected to reach trackio, got {error}: {target}") from error

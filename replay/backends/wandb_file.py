@@ -1,0 +1,141 @@
+"""The `.wandb` file: written without wandb's process and without the network, and read back.
+
+The format is wandb's own transaction log (header version 0), which `wandb sync DIRECTORY` uploads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from .framing import WANDB, RecordReader, RecordWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .edition import Contents
+
+_OWN: Final = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
+
+
+class WandbEdition:
+    """An `offline-run-…` directory; its times and relative times are those of the training."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+
+    def name(self, generation: int) -> str:
+        """Return the directory's name, as wandb forms it."""
+        started = datetime.fromtimestamp(self.contents.started, UTC)
+        return f"offline-run-{started:%Y%m%d_%H%M%S}-{self._run_id(generation)}"
+
+    def write(self, building: Path, final: Path, generation: int) -> None:
+        """Write the run's file; a reader finds the header, the run, its history, the summary and the exit."""
+        del final
+        pb, run_id = _proto(), self._run_id(generation)
+        (building / "files").mkdir()
+        with (building / f"run-{run_id}.wandb").open("xb") as stream:
+            file = RecordWriter(stream, WANDB)
+            for number, record in enumerate(self._records(pb, run_id), 1):
+                record.num = number
+                file.put(record.SerializeToString())
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _records(self, pb: Any, run_id: str) -> Iterator[Any]:
+        from wandb import __version__
+
+        version = pb.VersionInfo(producer=__version__, min_consumer="0.70.0")
+        yield pb.Record(header=pb.HeaderRecord(version_info=version))
+        yield pb.Record(run=self._run(pb, run_id))
+        last: dict[str, str] = {}
+        yield from self._history(pb, last)
+        summary = pb.SummaryRecord()
+        for key, value in last.items():
+            summary.update.add(nested_key=[key], value_json=value)
+        yield pb.Record(summary=summary)
+        runtime = math.ceil(float(last.get("_runtime", 0)))
+        yield pb.Record(exit=pb.RunExitRecord(exit_code=0, runtime=runtime))
+
+    def _run_id(self, generation: int) -> str:
+        return self.contents.about["id"] + (f"-{generation + 1}" if generation else "")
+
+    def _run(self, pb: Any, run_id: str) -> Any:
+        names = {"name": "display_name", "group": "run_group"}
+        about = {names.get(key, key): value for key, value in self.contents.about.items() if key != "id"}
+        record = pb.RunRecord(run_id=run_id, **about)
+        record.start_time.FromNanoseconds(int(self.contents.started * 1e9))
+        for key, value in self.contents.config.items():
+            record.config.update.add(key=key, value_json=json.dumps(value, sort_keys=True, default=str))
+        return record
+
+    def _history(self, pb: Any, last: dict[str, str]) -> Iterator[Any]:
+        """Yield a record per row; `last` gets the newest value of every key."""
+        for row, metrics in self.contents.rows():
+            items = {key: _number(value) for key, value in metrics.items()} | {
+                "_timestamp": _number(row.time),
+                "_step": _number(row.step),
+                "_runtime": _number(max(0.0, row.time - self.contents.started)),
+            }
+            last |= items
+            history = pb.HistoryRecord(step=pb.HistoryStep(num=row.step))
+            for key, value in items.items():
+                history.item.add(nested_key=[key], value_json=value)
+            yield pb.Record(history=history)
+
+
+class WandbFile:
+    """Reads a run's file: `run` (name, project, config …) and its rows; `damage` says where it broke off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader = RecordReader(path, WANDB)
+
+    @property
+    def damage(self) -> str | None:
+        """Why reading stopped before the end, None where it did not; known after the rows were read."""
+        return self._reader.damage
+
+    def config(self) -> dict[str, Any]:
+        """Return what the run was configured with, and how it is called under `wandb`."""
+        for record in self._records("run"):
+            config = dict(map(_value, record.run.config.update))
+            called = {"project": record.run.project, "name": record.run.display_name, "id": record.run.run_id}
+            return {key: value for key, value in config.items() if key != "_wandb"} | {"wandb": called}
+        return {}
+
+    def started(self) -> float:
+        """Return when the run began, in Unix seconds; 0.0 where the file does not say."""
+        return next((run.run.start_time.ToMicroseconds() / 1e6 for run in self._records("run")), 0.0)
+
+    def rows(self) -> Iterator[tuple[int, float | None, dict[str, Any]]]:
+        """Yield (step, Unix seconds or None, values) in the order of the file; nested keys joined by dots."""
+        for record in self._records("history"):
+            row = dict(map(_value, record.history.item))
+            step, time = row.pop("_step", record.history.step.num), row.pop("_timestamp", None)
+            yield int(step), time, {key: value for key, value in row.items() if key not in _OWN}
+
+    def _records(self, kind: str) -> Iterator[Any]:
+        parse = _proto().Record.FromString
+        for record in map(parse, self._reader):
+            if record.WhichOneof("record_type") == kind:
+                yield record
+
+
+def _value(item: Any) -> tuple[str, Any]:
+    return item.key or ".".join(item.nested_key), json.loads(item.value_json)
+
+
+def _number(value: float) -> str:
+    """Return a number as JSON; for all but infinities and NaN that is its repr, at a fifth of the cost."""
+    text = float.__repr__(value) if isinstance(value, float) else str(value)
+    return json.dumps(value) if text[-1] in "fn" else text
+
+
+def _proto() -> Any:
+    return import_module("wandb.proto.wandb_internal_pb2")
