@@ -20,10 +20,10 @@ _Exit = type(sys.exit)
 def watch(drain: Callable[[], None]) -> None:
     """Note the code of `sys.exit` from now on; have `drain` called where exit handlers are not run."""
     if isinstance(sys.exit, _Exit):
-        pass
+        sys.exit = _noted(sys.exit)
     processes, finalizers = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
     if processes is not None and finalizers is not None and processes.parent_process() is not None:
-        pass
+        finalizers.Finalize(None, drain, exitpriority=0)
 
 
 def forget_exit() -> None:

@@ -167,21 +167,20 @@ class RunReader:
             yield Place(file, file is files[-1], gap)
             expected, gap = file.number + 1, False
 
-    def pruned(self, files: Sequence[SegmentFile]) -> set[int]:
-        """Return the numbers of the payload segments that were removed: to keep a budget, or as compacted.
+    def pruned(self, file: SegmentFile) -> set[int]:
+        """Return the numbers of the payload segments that a process removed to keep a budget, or compaction.
 
-        What says so may stand in a segment that was begun since `files` were listed.
+        Its segments are listed anew: what is gone was noted before, if need be in a segment that came since.
         """
+        kin = self.run.segments_of(file.role, file.rank) if file.stream is Stream.PAYLOAD else ()
+        files = [one for one in kin if one.stream is Stream.PAYLOAD and one.session == file.session]
         pruned: set[int] = set()
-        first = files[0]
-        listed = self.run.segments_of(first.role, first.rank) if first.stream is Stream.PAYLOAD else ()
-        listed = [f for f in listed if (f.session, f.stream) == (first.session, first.stream)]
-        for file in listed:
-            with self.opened(file, newest=file is listed[-1]) as segment:
+        for one in files:
+            with self.opened(one, newest=one is files[-1]) as segment:
                 records = (record for _, record in segment.entries() if record)
                 pruned |= {record.last_id for record in records if record.type == RecordType.PRUNE}
-        moved = self._moved() if files[0].stream is Stream.PAYLOAD else frozenset[str]()
-        return pruned | {file.number for file in files if file.data.name in moved}
+        moved = self._moved() if files else frozenset[str]()
+        return pruned | {one.number for one in files if one.data.name in moved}
 
     def _moved(self) -> frozenset[str]:
         """Return the names of payload streams whose rows are in tables alone, as `compact` has noted."""
@@ -205,7 +204,7 @@ class RunReader:
             for place in self.places(files):
                 with self.opened(place.file, newest=place.newest, columns=columns) as segment:
                     if not segment.has_data:
-                        gone = gone if place.file.number in gone else self.pruned(files)
+                        gone = gone if place.file.number in gone else self.pruned(place.file)
                         if place.file.number in gone:
                             continue
                     left = self._left.get(segment.data_path, ())
@@ -277,11 +276,9 @@ class RunReader:
     def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
         """A stream that is gone is damage, but for payload whose removal the process has noted."""
         if unnoted := [f for f in files if f.stream is Stream.PAYLOAD and f.number not in state.pruned]:
-            state.pruned |= self.pruned(unnoted)
+            state.pruned |= self.pruned(unnoted[0])
         for file in files:
-            if file.stream is Stream.PAYLOAD and (
-                file.number in state.pruned or file.data.name in self._moved()
-            ):
+            if file.stream is Stream.PAYLOAD and file.number in state.pruned:
                 self.run.found.clear(file.data)
             else:
                 self.run.found.add(Problem(file.data, "is missing, with the frames its index lists"))

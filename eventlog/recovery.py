@@ -105,7 +105,7 @@ def verify(run_dir: str | os.PathLike[str], *, progress: Progress | None = None)
     meter = _Meter(progress, sum(_size(file.data) + _size(file.index) for file in segments))
     files: list[FileReport] = []
     for stream, session in _streams(segments):
-        pruned = reader.pruned(session)
+        pruned = reader.pruned(session[0])
         for place in reader.places(session):
             with reader.opened(place.file, newest=place.newest) as segment:
                 files.append(_checked(reader, segment, stream, pruned=place.file.number in pruned))
@@ -255,7 +255,7 @@ class _Session:
             present = {file.number: file for file in some}
             newest = present[max(present)]
             every = [present.get(n) or replace(newest, number=n) for n in range(newest.number + 1)]
-            pruned = self._reader.pruned(list(present.values()))
+            pruned = {gone.number for gone in state.prunes} if state else set[int]()
             planner = Planner(stream, self._judge, self._window_of)
             plans = [self._plan(planner, file, pruned) for file in every]
             if stream is Stream.RECORDS:
@@ -271,6 +271,8 @@ class _Session:
                 return planner.tombstone(source)
             if not source.has_data and not source.index:
                 return planner.refuse(source, "is missing")
+            if not source.has_data and file.number in self._reader.pruned(file):
+                return planner.refuse(source, "has its rows in tables alone, which are not copied")
             refused = Problems()
             with SealedSegment(file, refused, newest=False) as segment:
                 if source.header is not None and segment.header is None:

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -271,6 +273,45 @@ def test_a_segment_that_vanishes_while_it_is_read_costs_itself(tmp_path):
         assert records(record.window).to_pylist() == batch.to_pylist()
     assert len(rest) < 11
     assert reader.problems
+
+
+def test_pruning_and_reading_go_together(tmp_path):
+    """While a process removes its oldest payload to keep a budget, reading finds no damage (report b14)."""
+    run = RunDir.create(tmp_path)
+    writer = Writer(run, producer(run), segment_bytes=20_000, payload_budget=100_000)
+
+    def write():
+        for window in range(120):
+            put_window(writer, window, values=1000)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    reader, passes = RunReader(tmp_path), 0
+    while thread.is_alive():
+        for _, record, batch in reader.payload():
+            assert payload(record.window, 1000).equals(batch)
+        reader.sessions()
+        assert [] == reader.problems
+        passes += 1
+    writer.close()
+    assert passes > 1
+    (state,) = reader.sessions()
+    assert (set(range(120)), []) == (state.complete, reader.problems)
+    assert sorted(state.pruned) == [gone.number for gone in state.prunes]
+    assert len(state.pruned) > 5
+
+
+def test_temporary_files_are_not_read(tmp_path):
+    """What a killed process left under a temporary name is no file of the run (report g3)."""
+    path = write_run(tmp_path, 3).path
+    RunDir.open(path).claim_attempt({})
+    for folder in (path, path / "attempts", path / "events", path / "events" / "actor-0"):
+        (folder / ".0001.json.1234.tmp").write_bytes(b"{")
+        (folder / ".x.arrows").write_bytes(b"x")
+    told = tell(path)
+    assert ([0, 1, 2], 1) == (told.windows(), len(told.reader.run.attempts()))
+    assert [".x.arrows"] == [problem.path.name for problem in told.problems]
 
 
 def test_a_directory_that_vanishes_is_no_error(tmp_path):
