@@ -19,7 +19,7 @@ import numpy as np
 
 from . import arrays, moments, scope
 from .errors import RecordingError
-from .frame import UNLOGGED, Frame, Masked, Series, Spec
+from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Recorder:
         self._root = scope.part(name) if name else ""
         self._step: int | None = None
         self._specs: dict[tuple[Any, ...], Spec] = {}
+        self._known: dict[tuple[Any, ...], tuple[str, dict[str, Spec]]] = {}  # of calls seen before
         self._spread: dict[str, Spread] = {}
         self._expected: dict[Spec, int] = {}
         self._current: dict[str, Masked] = {}
@@ -99,6 +100,7 @@ class Recorder:
             self._spread.update(dict.fromkeys(names, spread))
             for identity in [i for i in self._specs if i[0] in names]:
                 del self._specs[identity]
+            self._known.clear()
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
@@ -120,7 +122,7 @@ class Recorder:
         ]
         with self.lock:
             for key, mask, spec in fresh:
-                masked = Masked(spec, mask, now, step)
+                masked = Masked(spec, mask, now, step, self._expected.get(spec, FIRST_ROWS))
                 self.masks.append(masked)
                 self._current[key] = masked
 
@@ -133,29 +135,40 @@ class Recorder:
     ) -> None:
         """Record floating tensors of the denominator's shape under its current mask."""
         reduce_type = _reduce_type(reduce_type)
-        if reduce_type is ReduceType.SCALAR:
-            raise RecordingError(
-                "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
-            )
-        name = self.full_key(denominator)
+        prefix = self._root + scope.prefix(self)
         now, step = self._now()
         with self.lock:
+            name, specs = self._specs_under(prefix, denominator, reduce_type, label)
             masked = self._current.get(name)
             if masked is None:
                 known = ", ".join(map(repr, sorted(self._current))) or "none"
                 raise RecordingError(
                     f"expected a registered denominator, got {name!r}; registered now: {known}"
                 )
-            shape = masked.shape
-            checked = [
-                (
-                    self._spec(full := self.full_key(key), Kind.STAT, reduce_type, name, label),
-                    arrays.as_values(value, full, shape),
+            checked = []
+            for key, value in tensors.items():
+                spec = specs.get(key)
+                if spec is None:
+                    full = prefix + arrays.as_key(key)
+                    spec = self._spec(full, Kind.STAT, reduce_type, name, label)
+                    specs[key] = spec
+                checked.append((spec, *arrays.as_values(value, spec.key, masked.shape)))
+            for spec, values, dtype in checked:
+                masked.add(spec, values, now, step, dtype)
+
+    def _specs_under(
+        self, prefix: str, denominator: str, reduce_type: ReduceType, label: str | None
+    ) -> tuple[str, dict[str, Spec]]:
+        """Return a denominator's full key, and the specs of what is recorded under it, by the key as given."""
+        said = (prefix, arrays.as_key(denominator), reduce_type, label)
+        found = self._known.get(said)
+        if found is None:
+            if reduce_type is ReduceType.SCALAR:
+                raise RecordingError(
+                    "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
                 )
-                for key, value in tensors.items()
-            ]
-            for spec, (values, dtype) in checked:
-                masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
+            found = self._known[said] = prefix + said[1], {}
+        return found
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Append numbers; exported as their mean and count."""
@@ -198,7 +211,7 @@ class Recorder:
     def forget(self) -> None:
         """Drop everything recorded; remember how many rows each mask had, to size the next window."""
         if len(self._specs) > _INTERNED_AT_MOST:  # keys made up anew each step must not pile up
-            self._specs, self._expected = {}, {}
+            self._specs, self._known, self._expected = {}, {}, {}
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
         self.series, self.kept_since = {}, None
