@@ -131,7 +131,6 @@ class DistributedStatsTracker:
         The values are selected by the mask and copied before the call returns. Raises a ValueError with
         expected, got and key for an unknown denominator and for a wrong shape or dtype.
         """
-        eventlog.current()
         kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
         self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group))
 

@@ -145,8 +145,8 @@ class Masked:
     """One registration of a denominator, and the rows recorded under it."""
 
     __slots__ = (
-        "blocks", "counted", "expected", "index", "mask", "packed", "pending", "record_id", "selected", "shape",
-        "spec", "step", "thread", "time",
+        "blocks", "counted", "expected", "index", "mask", "packed", "pending", "record_id", "selected",
+        "shape", "spec", "step", "thread", "time",
     )  # fmt: skip
 
     def __init__(

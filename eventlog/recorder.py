@@ -21,6 +21,7 @@ from . import arrays, moments, scope
 from .errors import RecordingError
 from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
+from .specs import Specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .moments import Rows
 
 TIMING_PREFIX = "timeperf/"
-_INTERNED_AT_MOST = 1 << 16
 _IN_USE_US = 60_000_000  # how long a mask outlives an export by a thread that did not register it
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
@@ -49,9 +49,7 @@ class Recorder:
         _recorders.add(self)
         self._root = scope.part(name) if name else ""
         self._step: int | None = None
-        self._specs: dict[tuple[Any, ...], Spec] = {}
-        self._known: dict[tuple[Any, ...], tuple[str, dict[str, Spec]]] = {}  # of calls seen before
-        self._spread: dict[str, Spread] = {}
+        self._specs = Specs(name)
         self._expected: dict[Spec, int] = {}
         self._current: dict[str, Masked] = {}
         self.masks: list[Masked] = []
@@ -63,27 +61,6 @@ class Recorder:
     def full_key(self, key: str) -> str:
         """Return the key as it is recorded now: tracker, scope, key."""
         return self._root + scope.prefix(self) + arrays.as_key(key)
-
-    def _spec(
-        self,
-        key: str,
-        kind: Kind,
-        reduce_type: ReduceType | None,
-        denominator: str | None = None,
-        label: str | None = None,
-    ) -> Spec:
-        identity = (key, kind, reduce_type, denominator, label)
-        spec = self._specs.get(identity)
-        if spec is None:
-            spread = self._spread.get(key, Spread.SHARDS)
-            if spread is Spread.SHARES and reduce_type in (ReduceType.MIN, ReduceType.MAX):
-                wanted = reduce_type.name
-                raise RecordingError(
-                    f"expected AVG or SUM for {key!r}, whose values are shares, got {wanted}"
-                )
-            spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread)
-            self._specs[identity] = spec
-        return spec
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Record under `name/` inside the block."""
@@ -97,10 +74,7 @@ class Recorder:
         """State how the values of keys lie on the ranks, from now on."""
         names = [self.full_key(key) for key in keys]
         with self.lock:
-            self._spread.update(dict.fromkeys(names, spread))
-            for identity in [i for i in self._specs if i[0] in names]:
-                del self._specs[identity]
-            self._known.clear()
+            self._specs.declare(names, spread)
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
@@ -117,7 +91,7 @@ class Recorder:
         checked = [(full := self.full_key(key), arrays.as_mask(mask, full)) for key, mask in masks.items()]
         now, step = self._now()
         fresh = [
-            (key, mask, self._spec(key, Kind.DENOMINATOR, ReduceType.SUM, None, label))
+            (key, mask, self._specs.of(key, Kind.DENOMINATOR, ReduceType.SUM, None, label))
             for key, mask in checked
         ]
         with self.lock:
@@ -135,40 +109,26 @@ class Recorder:
     ) -> None:
         """Record floating tensors of the denominator's shape under its current mask."""
         reduce_type = _reduce_type(reduce_type)
+        if reduce_type is ReduceType.SCALAR:
+            raise RecordingError(
+                "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
+            )
         prefix = self._root + scope.prefix(self)
         now, step = self._now()
         with self.lock:
-            name, specs = self._specs_under(prefix, denominator, reduce_type, label)
-            masked = self._current.get(name)
+            under = self._specs.under(prefix, denominator, reduce_type, label)
+            masked = self._current.get(under.denominator)
             if masked is None:
                 known = ", ".join(map(repr, sorted(self._current))) or "none"
                 raise RecordingError(
-                    f"expected a registered denominator, got {name!r}; registered now: {known}"
+                    f"expected a registered denominator, got {under.denominator!r}; registered now: {known}"
                 )
-            checked = []
-            for key, value in tensors.items():
-                spec = specs.get(key)
-                if spec is None:
-                    full = prefix + arrays.as_key(key)
-                    spec = self._spec(full, Kind.STAT, reduce_type, name, label)
-                    specs[key] = spec
-                checked.append((spec, *arrays.as_values(value, spec.key, masked.shape)))
+            checked = [
+                (spec := under[key], *arrays.as_values(value, spec.key, masked.shape))
+                for key, value in tensors.items()
+            ]
             for spec, values, dtype in checked:
                 masked.add(spec, values, now, step, dtype)
-
-    def _specs_under(
-        self, prefix: str, denominator: str, reduce_type: ReduceType, label: str | None
-    ) -> tuple[str, dict[str, Spec]]:
-        """Return a denominator's full key, and the specs of what is recorded under it, by the key as given."""
-        said = (prefix, arrays.as_key(denominator), reduce_type, label)
-        found = self._known.get(said)
-        if found is None:
-            if reduce_type is ReduceType.SCALAR:
-                raise RecordingError(
-                    "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
-                )
-            found = self._known[said] = prefix + said[1], {}
-        return found
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Append numbers; exported as their mean and count."""
@@ -193,7 +153,7 @@ class Recorder:
         with self.lock:
             ready: list[tuple[Series, float]] = []
             for key, value in values:
-                spec = self._spec(key, kind, _SERIES_TYPES[kind], None, label)
+                spec = self._specs.of(key, kind, _SERIES_TYPES[kind], None, label)
                 series = self.series.get((spec, step)) or Series(spec, step)
                 series.check(value)
                 ready.append((series, value))
@@ -210,8 +170,8 @@ class Recorder:
 
     def forget(self) -> None:
         """Drop everything recorded; remember how many rows each mask had, to size the next window."""
-        if len(self._specs) > _INTERNED_AT_MOST:  # keys made up anew each step must not pile up
-            self._specs, self._known, self._expected = {}, {}, {}
+        if self._specs.trim():
+            self._expected = {}
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
         self.series, self.kept_since = {}, None

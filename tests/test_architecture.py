@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # houses before its own. A new file gets a line here, where it belongs. A folder's files stand as folder/file.
 STREET: dict[str, list[str]] = {
     "eventlog": [
-        "errors", "reduction", "arrays", "moments", "scope", "workflow_context", "frame", "recorder",
+        "errors", "reduction", "arrays", "moments", "scope", "workflow_context", "frame", "specs", "recorder",
         "schema", "encode", "manifest", "rundir", "message", "segment", "backlog", "writer", "sealed",
         "windows", "reader", "recovery", "rivals", "log", "process",
     ],
