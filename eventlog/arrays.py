@@ -148,6 +148,8 @@ def dtype_name(dtype: Any) -> str:
 
 def on_host(array: Any) -> bool:
     """Whether the array's memory can be read by numpy."""
+    if (on_cpu := getattr(array, "is_cpu", None)) is not None:  # a tensor
+        return on_cpu
     device = getattr(array, "device", None)
     return device is None or device == "cpu" or getattr(device, "type", "cpu") == "cpu"
 
@@ -190,7 +192,7 @@ def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
 
     Half types are widened to float32 here: sums kept in bfloat16 stop growing at 256.
     """
-    if _is_tensor(type(value)) and value.is_cpu and value.shape == shape:  # the common case, in fewer steps
+    if _is_tensor(type(value)) and on_host(value) and value.shape == shape:  # the common case, in fewer steps
         name = dtype_name(value.dtype)
         if name in _KEPT and dtype_name(value.layout) == "strided":
             return (value.detach() if value.requires_grad else value).numpy(), name
