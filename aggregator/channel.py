@@ -15,6 +15,7 @@ the business of the *link*, which a channel is given.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import threading
@@ -111,7 +112,7 @@ class _Reply:
     count: Callable[[], Ints]
 
     def most(self, word: int) -> int:
-        return int(self.heads[:, word].max())
+        return max(self.heads[:, word].tolist())
 
 
 class Channel:
@@ -303,6 +304,7 @@ class Channel:
         return f"{text} (export {self._number} of the group of {plan.ranks_text(self.members)})"
 
 
+@functools.lru_cache(maxsize=256)
 def _number_of(text: str) -> int:
     """Return a number that stands for a text in all processes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

@@ -117,31 +117,35 @@ class Names:
             (source, self.row_of[sources == source], np.flatnonzero(sources == source))
             for source in sorted(set(sources.tolist()))
         ]
-        order = np.concatenate([at for _, _, at in self._sources]) if self._sources else sources
-        self._order = np.argsort(order).tolist()
 
     def of(self, rows: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> dict[str, float]:
         """Return name -> number for moments of shape (keys, WORDS); counts are exact ints.
 
         `counts` are the histograms of the keys `asked`, in their order; without them quantiles are absent.
         """
-        found: list[float] = []
-        for source, chosen, _ in self._sources:
+        floats = np.empty(len(self.names))
+        integers: list[tuple[int, float]] = []
+        for source, chosen, at in self._sources:
             if source == _EXACT:
-                found += moments.exacts(rows[chosen])
+                integers += zip(at.tolist(), moments.exacts(rows[chosen]), strict=True)
             elif source == _COUNT:
-                found += rows[chosen, moments.COUNT].tolist()
+                integers += zip(at.tolist(), rows[chosen, moments.COUNT].tolist(), strict=True)
             elif source == _QUANTILE:
-                found += self._quantiles(rows, counts)
+                floats[at] = self._quantiles(rows, counts)
             else:
-                found += _FINALIZERS[source](rows)[chosen].tolist()
-        values = [found[i] for i in self._order]
+                floats[at] = _FINALIZERS[source](rows)[chosen]
+        values: list[float] = floats.tolist()
+        for at, value in integers:
+            values[at] = value
+        pairs = zip(self.names, values, strict=True)
+        counted = counts is not None or not len(self.asked)
+        if counted and rows[:, [moments.PRESENT, moments.COUNT]].all():
+            return dict(pairs)
         there = (rows[:, moments.PRESENT] > 0)[self.row_of]
         there &= (rows[:, moments.COUNT] > 0)[self.row_of] | ~self._needs_values
         if counts is None:
             there &= ~self._of_counts
-        pairs = zip(self.names, values, strict=True)
-        return dict(pairs if there.all() else compress(pairs, there.tolist()))
+        return dict(compress(pairs, there.tolist()))
 
     def _quantiles(self, rows: NDArray[np.int64], counts: NDArray[np.int64] | None) -> list[float]:
         """Return all quantiles in the order of their names; anything for those that are absent."""

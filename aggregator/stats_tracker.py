@@ -136,7 +136,6 @@ class DistributedStatsTracker:
         exports `key/p50` and `key/p99.9` of all selected values, within 1 %: see `eventlog.histogram`. Raises
         a ValueError with expected, got and key for an unknown denominator and for a wrong shape or dtype.
         """
-        eventlog.current()
         kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
         if hasattr(quantiles, "layout") or isinstance(quantiles, np.ndarray):  # a stat of that name
             tensors, quantiles = {**tensors, "quantiles": quantiles}, None

@@ -85,8 +85,9 @@ def joined(filled: Ints, counts: Ints) -> Ints:
 
 def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
     """Say which word of the heads, shape (n, HEAD), should be equal and is not; None when all agree."""
-    steps = heads[heads[:, STEP] != UNSET, STEP]
-    if (heads[:, NUMBER:] == heads[0, NUMBER:]).all() and (not len(steps) or (steps == steps[0]).all()):
+    said = heads[:, STEP:].tolist()
+    steps = {step for step, *_ in said} - {UNSET}
+    if len(steps) <= 1 and all(words[1:] == said[0][1:] for words in said):
         return None
     for word, name in _MUST_EQUAL.items():
         views: dict[int, list[str]] = {}

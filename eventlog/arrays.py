@@ -175,6 +175,8 @@ def dtype_name(dtype: Any) -> str:
 
 def on_host(array: Any) -> bool:
     """Whether the array's memory can be read by numpy."""
+    if (on_cpu := getattr(array, "is_cpu", None)) is not None:  # a tensor
+        return on_cpu
     device = getattr(array, "device", None)
     return device is None or device == "cpu" or getattr(device, "type", "cpu") == "cpu"
 
@@ -221,12 +223,22 @@ def as_mask(value: Any, key: str) -> Any:
     return _host_view(array)
 
 
+@functools.cache
+def _is_tensor(kind: type) -> bool:
+    """Whether a type is torch.Tensor itself: no subclass has a say in what its methods do."""
+    return kind.__module__ == "torch" and kind.__qualname__ == "Tensor"
+
+
 def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
     """Return a stat's values and the dtype they came in: detached, float32 or float64, on the host a view.
 
     Half types are widened to float32, on a device when the window is settled: sums kept in bfloat16 stop
     growing at 256.
     """
+    if _is_tensor(type(value)) and on_host(value) and value.shape == shape:  # the common case, in fewer steps
+        name = dtype_name(value.dtype)
+        if name in _KEPT and dtype_name(value.layout) == "strided":
+            return (value.detach() if value.requires_grad else value).numpy(), name
     array, found, name = _checked(value, key)
     if found != shape:
         raise RecordingError(f"expected shape {shape} (that of its denominator) for {key!r}, got {found}")
@@ -247,9 +259,9 @@ def _host_view(array: Any) -> Any:
     return array.numpy()
 
 
-def select_into(row: NDArray[Any], values: NDArray[Any], index: NDArray[np.int32] | None) -> None:
+def select_into(row: NDArray[Any], values: NDArray[Any], index: NDArray[np.integer] | None) -> None:
     """Copy the selected values, in order, into `row`; index None selects all."""
     if index is None:
         row.reshape(values.shape)[...] = values
     else:
-        values.reshape(-1).take(index, out=row, mode="clip")  # clip: `out` is written without a buffer
+        values.take(index, None, row, "clip")  # clip: the row is written without a buffer

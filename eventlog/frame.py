@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 UNLOGGED = -1
 UNCOUNTED = -1  # what a mask on a device selects, before the window is settled
-_FIRST_ROWS = 4
+FIRST_ROWS = 4
+_SMALL_INDEX = 1 << 13  # numpy makes an intp index of an int32 one at every take: a small one is kept as intp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +92,7 @@ class RowBlock:
 
     width: int
     dtype: np.dtype[Any]
-    expected: int = _FIRST_ROWS
+    expected: int = FIRST_ROWS
     calls: Calls = field(default_factory=Calls)
     ids: list[int] = field(default_factory=list[int])  # of the rows logged so far, UNLOGGED for the others
     matrices: list[NDArray[Any]] = field(default_factory=list["NDArray[Any]"])
@@ -103,14 +104,17 @@ class RowBlock:
             size = max(1, self.expected, len(self.calls))
             self.matrices.append(np.empty((size, self.width), self.dtype))
             self._free = size
-        matrix = self.matrices[-1]
-        row = matrix[len(matrix) - self._free]
+        row = self.matrices[-1][-self._free]
         self._free -= 1
         return row
 
     def note(self, spec: Spec, time: int, step: int | None, dtype: str) -> None:
         """Name the row that was written last."""
-        self.calls.add(spec, time, step, dtype)
+        calls = self.calls
+        calls.specs.append(spec)
+        calls.times.append(time)
+        calls.steps.append(step)
+        calls.dtypes.append(dtype)
         self.ids.append(UNLOGGED)
 
     def parts(self) -> list[NDArray[Any]]:
@@ -128,6 +132,13 @@ class RowBlock:
         if key is None:
             return range(len(self.calls))
         return [i for i, spec in enumerate(self.calls.specs) if spec.key == key]
+
+    def unlogged(self, key: str | None) -> Sequence[int]:
+        """Return those of them that are not in the log yet."""
+        rows = self.of_key(key)
+        if self.ids.count(UNLOGGED) == len(self.ids):
+            return rows
+        return [i for i in rows if self.ids[i] == UNLOGGED]
 
     def moments(self) -> Rows:
         """Return the moments of every row, shape (rows, WORDS)."""
@@ -153,13 +164,22 @@ class Masked:
     """One registration of a denominator, and the rows under it; `mask` is None unless on a device."""
 
     __slots__ = (
-        "batch", "blocks", "counted", "index", "mask", "packed", "pending", "record_id", "selected", "shape",
-        "spec", "step", "thread", "time",
+        "batch", "blocks", "counted", "expected", "index", "mask", "packed", "pending", "record_id",
+        "selected", "shape", "spec", "step", "thread", "time",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, mask: Any, time: int, step: int | None, batch: Batch = PLAIN) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        mask: Any,
+        time: int,
+        step: int | None,
+        batch: Batch = PLAIN,
+        expected: int = FIRST_ROWS,
+    ) -> None:
         self.spec = spec
         self.batch = batch
+        self.expected = expected  # rows of a dtype
         self.shape = tuple(mask.shape)
         self.time = time
         self.step = step
@@ -182,7 +202,9 @@ class Masked:
         flat = mask.reshape(-1)
         index = np.flatnonzero(flat)
         self.selected = len(index)
-        self.index = None if self.selected == flat.size else index.astype(np.int32)
+        if len(index) > _SMALL_INDEX:
+            index = index.astype(np.int32)
+        self.index = None if self.selected == flat.size else index
         self.packed = np.packbits(flat, bitorder="little")
 
     @property
@@ -198,23 +220,18 @@ class Masked:
         """Return the moments of the mask itself, shape (1, WORDS)."""
         return moments.of_integers([self.selected], [self.selected])
 
-    def add(self, spec: Spec, values: Any, time: int, step: int | None, dtype: str, expected: int) -> None:
+    def add(self, spec: Spec, values: Any, time: int, step: int | None, dtype: str) -> None:
         """Select `values` (as `arrays.as_values` returns them) into a row, or keep a clone for the drain."""
         if self.mask is None and isinstance(values, np.ndarray):
-            self._select(spec, values, time, step, dtype, expected)
+            block = self.blocks.get(values.dtype.char)
+            if block is None:
+                block = RowBlock(self.selected, values.dtype, self.expected)
+                self.blocks[values.dtype.char] = block
+            arrays.select_into(block.row(), values, self.index)
+            block.note(spec, time, step, dtype)
         else:
             held = values.copy() if isinstance(values, np.ndarray) else Held(values)
             self.pending.append((spec, held, time, step, dtype))
-
-    def _select(
-        self, spec: Spec, values: NDArray[Any], time: int, step: int | None, dtype: str, expected: int
-    ) -> None:
-        block = self.blocks.get(values.dtype.char)
-        if block is None:
-            block = RowBlock(self.selected, values.dtype, expected)
-            self.blocks[values.dtype.char] = block
-        arrays.select_into(block.row(), values, self.index)
-        block.note(spec, time, step, dtype)
 
 
 @dataclass(slots=True)
@@ -318,7 +335,7 @@ class Frame:
 
     def add_rows(self, masked: Masked, block: RowBlock, rows: Rows, key: str | None = None) -> None:
         """Log the rows of a block (or of one of its keys) not logged yet; `rows` are the moments of all."""
-        fresh = [i for i in block.of_key(key) if block.ids[i] == UNLOGGED]
+        fresh = block.unlogged(key)
         if not fresh:
             return
         first = self._next_id
@@ -326,7 +343,9 @@ class Frame:
         self.calls.extend(block.calls if whole else block.calls.take(fresh))
         self._place(len(fresh), masked.shape, masked.record_id)
         self._rows.append(rows if whole else rows[fresh])
-        for i, row in enumerate(fresh):
+        if whole:
+            block.ids = list(range(first, first + len(fresh)))
+        for i, row in enumerate(() if whole else fresh):
             block.ids[row] = first + i
         for part in block.taken(fresh):
             self._keep(MatrixPiece(np.arange(first, first + len(part), dtype=np.int64), part), part)

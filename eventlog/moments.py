@@ -68,10 +68,11 @@ def of_matrix(matrix: NDArray[Any]) -> Rows:
     f = rows.view(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.reduce(matrix, axis=1, dtype=np.float64, out=f[:, SUM])
-        f[:, MIN] = np.minimum.reduce(matrix, axis=1)
-        f[:, MAX] = np.maximum.reduce(matrix, axis=1)
-    # min and max propagate NaN and reach ±Inf, so they alone tell which rows need the slow path; a finite
-    # row whose float64 sum overflows keeps the infinite sum IEEE gives it.
+    every = np.arange(n)  # in short rows a position is found in a quarter of the time of a minimum
+    f[:, MIN] = matrix[every, matrix.argmin(axis=1)]
+    f[:, MAX] = matrix[every, matrix.argmax(axis=1)]
+    # Both find the first NaN, and reach ±Inf, so they alone tell which rows need the slow path; a finite row
+    # whose float64 sum overflows keeps the infinite sum IEEE gives it.
     unclean = ~(np.isfinite(f[:, MIN]) & np.isfinite(f[:, MAX]))
     for i in np.flatnonzero(unclean):
         _separate(matrix[i], rows[i], f[i])
@@ -155,10 +156,11 @@ def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
 def totals(rows: Rows) -> NDArray[np.float64]:
     """Return the sums as IEEE gives them, shape (n,); meaningful where a row is PRESENT."""
     out = floats(rows)[:, SUM].copy()
-    nan, pos, neg = _odd(rows)
-    out[pos] = math.inf
-    out[neg] = -math.inf
-    out[nan | (pos & neg)] = math.nan
+    if (odd := _odd(rows)) is not None:
+        nan, pos, neg = odd
+        out[pos] = math.inf
+        out[neg] = -math.inf
+        out[nan | (pos & neg)] = math.nan
     return out
 
 
@@ -172,24 +174,28 @@ def means(rows: Rows) -> NDArray[np.float64]:
 
 def leasts(rows: Rows) -> NDArray[np.float64]:
     """Return the least selected values, shape (n,); NaN where any is NaN; meaningless where COUNT is 0."""
-    nan, _, neg = _odd(rows)
     out = floats(rows)[:, MIN].copy()  # +inf already where +Inf was all there was
-    out[neg] = -math.inf
-    out[nan] = math.nan
+    if (odd := _odd(rows)) is not None:
+        nan, _, neg = odd
+        out[neg] = -math.inf
+        out[nan] = math.nan
     return out
 
 
 def greatests(rows: Rows) -> NDArray[np.float64]:
     """Return the greatest selected values, shape (n,); as `leasts`."""
-    nan, pos, _ = _odd(rows)
     out = floats(rows)[:, MAX].copy()
-    out[pos] = math.inf
-    out[nan] = math.nan
+    if (odd := _odd(rows)) is not None:
+        nan, pos, _ = odd
+        out[pos] = math.inf
+        out[nan] = math.nan
     return out
 
 
-def _odd(rows: Rows) -> NDArray[np.bool_]:
-    return (rows[:, NAN:INT_SUM] != 0).T  # where a NaN, a +Inf, a -Inf was selected
+def _odd(rows: Rows) -> NDArray[np.bool_] | None:
+    """Return where a NaN, a +Inf, a -Inf was selected; None (mostly) when none was."""
+    counts = rows[:, NAN:INT_SUM]
+    return (counts != 0).T if counts.any() else None
 
 
 def mean(row: Rows) -> float | None:

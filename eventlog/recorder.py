@@ -20,9 +20,10 @@ import numpy as np
 
 from . import arrays, batch, device, histogram, moments, scope
 from .errors import RecordingError
-from .frame import UNLOGGED, Frame, Masked, Series, Spec
+from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
 from .settlement import settle
+from .specs import Specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .moments import Rows
 
 TIMING_PREFIX = "timeperf/"
-_INTERNED_AT_MOST = 1 << 16
 _IN_USE_US = 60_000_000  # how long a mask outlives an export by a thread that did not register it
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
@@ -51,45 +51,18 @@ class Recorder:
         _recorders.add(self)
         self._root = scope.part(name) if name else ""
         self._step: int | None = None
-        self._specs: dict[tuple[Any, ...], Spec] = {}
-        self._spread: dict[str, Spread] = {}
+        self.specs = Specs(name)
         self._expected: dict[Spec, int] = {}
         self._current: dict[str, Masked] = {}
         self.masks: list[Masked] = []
         self.series: dict[tuple[Spec, int | None, str | None], Series] = {}
         self.kept_since: int | None = None  # the first window with records that a later export covers too
-        self.asks = False  # whether quantiles of any key were ever asked
 
     # -- names -------------------------------------------------------------------------------------
 
     def full_key(self, key: str) -> str:
         """Return the key as it is recorded now: tracker, scope, key."""
         return self._root + scope.prefix(self) + arrays.as_key(key)
-
-    def _spec(
-        self,
-        key: str,
-        kind: Kind,
-        reduce_type: ReduceType | None,
-        denominator: str | None = None,
-        label: str | None = None,
-        quantiles: tuple[float, ...] = (),
-    ) -> Spec:
-        identity = (key, kind, reduce_type, denominator, label, quantiles)
-        spec = self._specs.get(identity)
-        if spec is None:
-            spread = self._spread.get(key, Spread.SHARDS)
-            if spread is Spread.SHARES and reduce_type in (ReduceType.MIN, ReduceType.MAX):
-                wanted = reduce_type.name
-                raise RecordingError(
-                    f"expected AVG or SUM for {key!r}, whose values are shares, got {wanted}"
-                )
-            if spread is Spread.SHARES and quantiles:
-                raise RecordingError(f"expected no quantiles of {key!r}, whose values are shares")
-            spec = Spec(self.name, key, kind, reduce_type, denominator, label, spread, quantiles)
-            self._specs[identity] = spec
-            self.asks = self.asks or bool(quantiles)
-        return spec
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Record under `name/` inside the block."""
@@ -103,9 +76,7 @@ class Recorder:
         """State how the values of keys lie on the ranks, from now on."""
         names = [self.full_key(key) for key in keys]
         with self.lock:
-            self._spread.update(dict.fromkeys(names, spread))
-            for identity in [i for i in self._specs if i[0] in names]:
-                del self._specs[identity]
+            self.specs.declare(names, spread)
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
@@ -129,12 +100,12 @@ class Recorder:
         checked = [(full := self.full_key(key), arrays.as_mask(mask, full)) for key, mask in masks.items()]
         now, step = self._now()
         fresh = [
-            (key, mask, self._spec(key, Kind.DENOMINATOR, ReduceType.SUM, None, label), said.of(mask, key))
+            (key, mask, self.specs.of(key, Kind.DENOMINATOR, ReduceType.SUM, None, label), said.of(mask, key))
             for key, mask in checked
         ]
         with self.lock:
             for key, mask, spec, own in fresh:
-                masked = Masked(spec, mask, now, step, own)
+                masked = Masked(spec, mask, now, step, own, self._expected.get(spec, FIRST_ROWS))
                 self.masks.append(masked)
                 self._current[key] = masked
 
@@ -160,25 +131,22 @@ class Recorder:
             raise RecordingError(
                 "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
             )
-        name = self.full_key(denominator)
+        prefix = self._root + scope.prefix(self)
         now, step = self._now()
         with self.lock:
-            masked = self._current.get(name)
+            under = self.specs.under(prefix, denominator, reduce_type, label, asked)
+            masked = self._current.get(under.denominator)
             if masked is None:
                 known = ", ".join(map(repr, sorted(self._current))) or "none"
                 raise RecordingError(
-                    f"expected a registered denominator, got {name!r}; registered now: {known}"
+                    f"expected a registered denominator, got {under.denominator!r}; registered now: {known}"
                 )
-            shape = masked.shape
             checked = [
-                (
-                    self._spec(full := self.full_key(key), Kind.STAT, reduce_type, name, label, asked),
-                    arrays.as_values(value, full, shape),
-                )
+                (spec := under[key], *arrays.as_values(value, spec.key, masked.shape))
                 for key, value in tensors.items()
             ]
-            for spec, (values, dtype) in checked:
-                masked.add(spec, values, now, step, dtype, self._expected.get(masked.spec, 4))
+            for spec, values, dtype in checked:
+                masked.add(spec, values, now, step, dtype)
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Append numbers; exported as their mean and count. Those on a device are read when drained."""
@@ -205,7 +173,7 @@ class Recorder:
         now, step = self._now(step)
         about = json.dumps(dict(tags or {}), sort_keys=True)
         with self.lock:
-            spec = self._spec(full, Kind.SCALAR, ReduceType.SCALAR)
+            spec = self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR)
             series = self.series.setdefault((spec, step, about), Series(spec, step, about))
             for each, value in checked.items():
                 series.append(value, now)
@@ -233,7 +201,7 @@ class Recorder:
         with self.lock:
             ready: list[tuple[Series, Any]] = []
             for key, value in values:
-                spec = self._spec(key, kind, _SERIES_TYPES[kind], None, label)
+                spec = self.specs.of(key, kind, _SERIES_TYPES[kind], None, label)
                 series = self.series.get((spec, step, None)) or Series(spec, step)
                 series.check(value)
                 ready.append((series, value))
@@ -250,8 +218,8 @@ class Recorder:
 
     def forget(self) -> None:
         """Drop everything recorded; remember how many rows each mask had, to size the next window."""
-        if len(self._specs) > _INTERNED_AT_MOST:  # keys made up anew each step must not pile up
-            self._specs, self._expected = {}, {}
+        if self.specs.trim():
+            self._expected = {}
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
         self.series, self.kept_since = {}, None
@@ -377,7 +345,7 @@ def _collect_masked(
 def _histograms(recorders: list[Recorder], frame: Frame, key: str | None) -> dict[Spec, Rows]:
     """Count the values of keys of which quantiles are asked; their records are tagged with what is asked."""
     found: dict[Spec, Rows] = {}
-    masks = (masked for recorder in recorders if recorder.asks for masked in recorder.masks)
+    masks = (masked for recorder in recorders if recorder.specs.asks for masked in recorder.masks)
     for block in (block for masked in masks for block in masked.blocks.values()):
         for spec, record, counts in block.asked(key):
             frame.tags[record] = histogram.tags(spec.quantiles)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 STREET: dict[str, list[str]] = {
     "eventlog": [
         "errors", "reduction", "arrays", "moments", "histogram", "device", "batch", "pieces", "scope",
-        "workflow_context", "frame", "settlement", "recorder",
+        "workflow_context", "frame", "settlement", "specs", "recorder",
         "schema", "columns", "encode", "redaction", "manifest", "rundir", "message", "parts", "segment",
         "budget", "losses", "segments", "backlog", "writer", "sampling", "options", "ending", "sealed",
         "windows", "reader", "following", "judge", "salvage", "recovery", "rivals", "log", "process", "mistakes",

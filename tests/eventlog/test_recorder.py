@@ -277,7 +277,7 @@ def test_autograd_graphs_are_released_at_record(recorder):
 
 def test_made_up_keys_do_not_pile_up(monkeypatch):
     """A key that is new in every window leaves nothing behind but a bounded table of names."""
-    monkeypatch.setattr("eventlog.recorder._INTERNED_AT_MOST", 500)
+    monkeypatch.setattr("eventlog.specs.INTERNED_AT_MOST", 500)
     recorder = Recorder()
     for i in range(2000):
         recorder.scalar({f"k{i}": 1})

@@ -1,0 +1,106 @@
+"""What the keys of one recorder are: interned, so that equal means identical and a steady step makes none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from .arrays import as_key
+from .errors import RecordingError
+from .frame import Spec
+from .reduction import Kind, ReduceType, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+INTERNED_AT_MOST: Final = 1 << 16
+
+
+class Specs:
+    """The specs of a tracker's keys, made when they are first asked for; its length is how many there are."""
+
+    def __init__(self, tracker: str) -> None:
+        self._tracker = tracker
+        self._specs: dict[tuple[Any, ...], Spec] = {}
+        self._under: dict[tuple[Any, ...], Under] = {}
+        self._spread: dict[str, Spread] = {}
+        self.asks = False  # whether quantiles of any key were ever asked
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def of(
+        self,
+        key: str,
+        kind: Kind,
+        reduce_type: ReduceType | None,
+        denominator: str | None = None,
+        label: str | None = None,
+        quantiles: tuple[float, ...] = (),
+    ) -> Spec:
+        """Return the spec of a full key; a RecordingError for what shares of a number do not have."""
+        identity = (key, kind, reduce_type, denominator, label, quantiles)
+        spec = self._specs.get(identity)
+        if spec is None:
+            spread = self._spread.get(key, Spread.SHARDS)
+            if spread is Spread.SHARES and reduce_type in (ReduceType.MIN, ReduceType.MAX):
+                wanted = reduce_type.name
+                raise RecordingError(
+                    f"expected AVG or SUM for {key!r}, whose values are shares, got {wanted}"
+                )
+            if spread is Spread.SHARES and quantiles:
+                raise RecordingError(f"expected no quantiles of {key!r}, whose values are shares")
+            spec = Spec(self._tracker, key, kind, reduce_type, denominator, label, spread, quantiles)
+            self._specs[identity] = spec
+            self.asks = self.asks or bool(quantiles)
+        return spec
+
+    def under(
+        self,
+        prefix: str,
+        denominator: str,
+        reduce_type: ReduceType,
+        label: str | None,
+        quantiles: tuple[float, ...] = (),
+    ) -> Under:
+        """Return the specs of the stats under a denominator, both named as they are below `prefix`."""
+        said = (prefix, as_key(denominator), reduce_type, label, quantiles)
+        found = self._under.get(said)
+        if found is None:
+            found = self._under[said] = Under(self, *said)
+        return found
+
+    def declare(self, keys: Collection[str], spread: Spread) -> None:
+        """State how the values of full keys lie on the ranks, from now on."""
+        self._spread.update(dict.fromkeys(keys, spread))
+        self._specs = {identity: spec for identity, spec in self._specs.items() if identity[0] not in keys}
+        self._under = {}
+
+    def trim(self) -> bool:
+        """Forget all when there are too many: keys made up anew each step must not pile up."""
+        if max(len(self._specs), len(self._under)) <= INTERNED_AT_MOST:
+            return False
+        self._specs, self._under = {}, {}
+        return True
+
+
+class Under(dict[str, Spec]):
+    """The specs of what is recorded under one denominator in one scope, by the key as the caller gives it."""
+
+    def __init__(
+        self,
+        specs: Specs,
+        prefix: str,
+        denominator: str,
+        reduce_type: ReduceType,
+        label: str | None,
+        quantiles: tuple[float, ...],
+    ) -> None:
+        super().__init__()
+        self.denominator = prefix + denominator  # in full
+        self._specs = specs
+        self._prefix = prefix
+        self._said = (Kind.STAT, reduce_type, self.denominator, label, quantiles)
+
+    def __missing__(self, key: str) -> Spec:
+        spec = self[key] = self._specs.of(self._prefix + as_key(key), *self._said)
+        return spec
