@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from replay import Report
+    from replay import Backend, Report
 
 __all__ = ["NAME", "app"]
 
 NAME = None  # its command stands at the top
 app = typer.Typer()
 
+OWN = "stats_logger."  # how what changes a config begins
 _WORDS = {"true": True, "false": False}
 
 
@@ -42,6 +43,10 @@ _WORDS = {"true": True, "false": False}
         "replay runs/a --to wandb --to swanlab --since 100 --keys 'ppo_actor/*'",
         "replay runs/a --to wandb -o wandb.mode=offline --to trackio -o trackio.project=grpo",
         "replay runs/* --to trackio",
+        "replay runs/a --to tensorboard --to trackio --follow",
+        "replay runs/a --to wandb --stat p99 --stat histogram --rename '^ppo_actor/=actor/'",
+        "replay runs/a --to tensorboard:mine -o tensorboard:mine.path=tb --to tensorboard",
+        "replay runs/a -c stats_logger.yaml -o stats_logger.wandb.mode=offline",
     )
 )
 def replay(
@@ -49,21 +54,32 @@ def replay(
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of the runs.", show_default=False)
     ],
     to: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--to",
-            metavar="BACKEND",
-            help="swanlab, tensorboard, trackio or wandb; repeatable.",
+            metavar="BACKEND[:NAME]",
+            help="swanlab, tensorboard, trackio or wandb; repeatable, with names for several of one kind.",
             show_default=False,
         ),
-    ],
+    ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             "-o",
-            metavar="BACKEND.NAME=VALUE",
-            help="An option of a backend; repeatable, also for lists.",
+            metavar="BACKEND.OPTION=VALUE",
+            help="An option of a backend (BACKEND:NAME.OPTION=VALUE of a named one); repeatable, also for lists.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="A YAML file with stats_logger: tell all backends that it switches on, too. "
+            "-o stats_logger.… changes it.",
             show_default=False,
         ),
     ] = None,
@@ -75,6 +91,35 @@ def replay(
     ] = None,
     source: SourceOption = Source.COMMITTED,
     attempts: AttemptsOption = Attempts.LATEST,
+    stat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STATISTIC",
+            help="Tell this of every recorded key too, from the payload: p99, std, … or histogram; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=NAME",
+            help="Rename what matches a regular expression; repeatable, in order.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Tell a run while it is written, until it has finished; Ctrl-C ends it, too."
+        ),
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="With --follow: how long a step stays open.")
+    ] = 2.0,
+    give_up: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="With --follow: end after so long without a sign of life."),
+    ] = 600.0,
     cursors: Annotated[
         Path | None,
         typer.Option(
@@ -93,34 +138,38 @@ def replay(
 
     Each tracker is told what it lacks of what was committed; doing it again tells nothing twice.
 
-    The counts are of steps, that of folded of values: where a commit or a step gives a key several values,
-    the last is told. Of several runs each is told, whatever befalls another; a path given for a target gets
-    a directory for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged,
-    or when a target refused steps or can no longer take them (withheld).
+    The counts are of steps; that of folded of values: where a commit or a step gives a key several values,
+    the last is told; that of untold of histograms, and that of partial of statistics whose values are not all
+    kept. Of several runs each is told, whatever befalls another; a path given for a target gets a directory
+    for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged, when a target
+    refused steps or can no longer take them (withheld), or when something is untold or partial.
+
+    With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end, and
+    TensorBoard's lie in RUN_DIR/live/tensorboard.
     """
     check_bounds(since, until)
-    if "memory" in to:
-        raise typer.BadParameter(
-            "expected --to swanlab, tensorboard, trackio or wandb, got memory, which ends with the command"
-        )
-    given = _options(to, options or [])
+    overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]
+    given = _options(to or [], [each for each in options or () if not each.startswith(OWN)])
+    _check(given, run_dirs, config, overrides, follow=follow, stats=stat or [], attempts=attempts, source=source)
+    asked: dict[str, Any] = {
+        "since": since,
+        "until": until,
+        "keys": keys or None,
+        "rename": list(map(_rule, rename or ())),
+        "cursors": cursors,
+        "new_run": new_run,
+    }
+    if follow:
+        asked |= {"wait": wait, "give_up": give_up}
+    else:
+        asked |= {"attempts": attempts.value, "source": source.value, "stats": stat or []}
+        asked |= {"dry_run": dry_run, "progress": True}
     found: dict[str, list[Report]] = {}
     failed = 0
     for name, run_dir in _named(run_dirs).items():
+        own = given if len(run_dirs) == 1 else _own(given, name)
         try:
-            found[name] = _play(
-                run_dir,
-                given if len(run_dirs) == 1 else _own(given, name),
-                since=since,
-                until=until,
-                keys=keys or None,
-                attempts=attempts.value,
-                source=source.value,
-                cursors=cursors,
-                new_run=new_run,
-                dry_run=dry_run,
-                progress=True,
-            )
+            found[name] = _play(run_dir, _backends(own, config, overrides), follow=follow, **asked)
         except Exception as exc:
             from eventlog import ArealMetricsError
 
@@ -135,10 +184,60 @@ def replay(
         raise typer.Exit(3)
 
 
-def _play(run_dir: Path, backends: dict[str, dict[str, Any]], **options: Any) -> list[Report]:
-    from replay import open_backend, play
+def _check(
+    given: dict[str, dict[str, Any]],
+    run_dirs: Sequence[Path],
+    config: Path | None,
+    overrides: Sequence[str],
+    *,
+    follow: bool,
+    stats: Sequence[str],
+    attempts: Attempts,
+    source: Source,
+) -> None:
+    """Refuse what does not go together."""
+    if not given and config is None:
+        raise typer.BadParameter("expected --to BACKEND or -c FILE, got neither")
+    if overrides and config is None:
+        raise typer.BadParameter(f"expected -c FILE for -o {OWN}{overrides[0]}, got none")
+    if any(name.partition(":")[0] == "memory" for name in given):
+        raise typer.BadParameter(
+            "expected --to swanlab, tensorboard, trackio or wandb, got memory, which ends with the command"
+        )
+    if follow and len(run_dirs) > 1:
+        raise typer.BadParameter(f"expected one run with --follow, got {len(run_dirs)}")
+    if follow and (stats or attempts is not Attempts.LATEST or source is not Source.COMMITTED):
+        raise typer.BadParameter(
+            "expected --follow without --stat, --attempts and --source, "
+            "which need the whole run: replay it once it has finished"
+        )
 
-    return play(run_dir, [open_backend(name, **chosen) for name, chosen in backends.items()], **options)
+
+def _play(run_dir: Path, backends: Sequence[Backend], *, follow: bool, **asked: Any) -> list[Report]:
+    import replay
+
+    if not follow:
+        return replay.play(run_dir, backends, **asked)
+    render.say(f"following {run_dir}; Ctrl-C ends it")
+    return replay.follow(run_dir, backends, **asked)
+
+
+def _backends(
+    given: dict[str, dict[str, Any]], config: Path | None, overrides: Sequence[str]
+) -> list[Backend]:
+    from replay import configured, load_config, open_backend
+
+    backends = [open_backend(name.partition(":")[0], **chosen) for name, chosen in given.items()]
+    if config is not None:
+        backends += configured(load_config(config, [f"{OWN}{each}" for each in overrides]))
+    return backends
+
+
+def _rule(text: str) -> tuple[str, str]:
+    pattern, equals, new = text.rpartition("=")
+    if not equals:
+        raise typer.BadParameter(f"expected --rename PATTERN=NAME, got {text!r}")
+    return pattern, new
 
 
 def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
@@ -159,12 +258,21 @@ def _own(given: dict[str, dict[str, Any]], run: str) -> dict[str, dict[str, Any]
 
 
 def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
-    render.rows(_table(found), as_json=as_json)
+    render.rows(_table(found, as_json=as_json), as_json=as_json)
     for reports in found.values():
         if reports:
             render.damaged(reports[0].problems)
-    if any(report.refused or report.withheld for reports in found.values() for report in reports):
+    every = [report for reports in found.values() for report in reports]
+    for report in every:
+        for what in ("superseded", "refused", "withheld"):
+            if steps := getattr(report, f"{what}_steps"):
+                render.say(f"{report.backend}: {what}: steps {steps}")
+    if any(report.refused or report.withheld for report in every):
         render.say("some steps were refused or withheld; --new-run tells everything to a new run")
+    if untold := sorted({report.backend for report in every if report.untold}):
+        render.say(f"histograms cannot be told to {', '.join(untold)}")
+    if any(report.partial for report in every):
+        render.say("the payload does not hold all values: some statistics are of those that are left, or absent")
 
 
 def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -174,7 +282,7 @@ def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[st
         path, equals, text = setting.partition("=")
         name, dot, option = path.partition(".")
         if not (equals and dot and option):
-            raise typer.BadParameter(f"expected -o BACKEND.NAME=VALUE, got {setting!r}")
+            raise typer.BadParameter(f"expected -o BACKEND.OPTION=VALUE, got {setting!r}")
         if name not in given:
             raise typer.BadParameter(f"expected -o of a backend named by --to, got {setting!r}")
         value: Any = _WORDS.get(text, text)
@@ -185,13 +293,15 @@ def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[st
     return given
 
 
-def _table(found: dict[str, list[Report]]) -> pa.Table:
+def _table(found: dict[str, list[Report]], *, as_json: bool) -> pa.Table:
     import pyarrow as pa
 
     from replay import Report
 
     counts = [field.name for field in dataclasses.fields(Report)]
     counts[counts.index("problems")] = "damaged"
+    if not as_json:  # said on stderr, a line each
+        counts = [name for name in counts if not name.endswith("_steps")]
     rows = [
         ({} if len(found) == 1 else {"run": run}) | {name: getattr(report, name) for name in counts}
         for run, reports in found.items()

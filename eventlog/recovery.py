@@ -174,8 +174,8 @@ def recover(
     Sealed frames are copied where their checksum is right. Where an index is lost its stream is walked, and
     what is found there is fully validated in a child process, so that no damage ends this one. What is gone
     is noted in the copy as lost, and its windows as incomplete. The run itself stays as it is. Cursors and
-    derived tables are left behind: both come anew. RunDirectoryError when `into` is not empty; NotARunError,
-    FormatVersionError.
+    derived tables are left behind, with them the payload that compaction left there alone: that is counted.
+    RunDirectoryError when `into` is not empty; NotARunError, FormatVersionError.
     """
     reader = RunReader(Path(run_dir))
     target = _target(reader.run.path, Path(into))

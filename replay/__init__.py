@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backends import open_backend
+    from .account import Report
+    from .backends import configured, open_backend
     from .backends.base import Backend, Capabilities, RunInfo
     from .backends.contract import BackendContract, RewriterContract
     from .backends.memory import MemoryBackend
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from .delivery import Status
     from .imports import Imported, import_history
     from .logger import StatsLogger
-    from .player import Report, play
+    from .player import play
     from .steps import Order
+    from .tail import follow
     from .version import VersionInfo, version_info
 
 _HOMES = {
@@ -34,7 +36,7 @@ _HOMES = {
     "Imported": "imports",
     "MemoryBackend": "backends.memory",
     "Order": "steps",
-    "Report": "player",
+    "Report": "account",
     "RewriterContract": "backends.contract",
     "RunInfo": "backends.base",
     "StatsLogger": "logger",
@@ -45,6 +47,8 @@ _HOMES = {
     "TrackioConfig": "config",
     "VersionInfo": "version",
     "WandBConfig": "config",
+    "configured": "backends",
+    "follow": "tail",
     "import_history": "imports",
     "load_config": "config",
     "open_backend": "backends",
@@ -73,6 +77,8 @@ __all__ = [
     "TrackioConfig",
     "VersionInfo",
     "WandBConfig",
+    "configured",
+    "follow",
     "import_history",
     "load_config",
     "open_backend",

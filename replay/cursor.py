@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 import eventlog
 from eventlog import errors
 
-from .steps import newest
+from .steps import named, newest, numbered
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .steps import Row
@@ -31,8 +32,8 @@ class Cursor:
     """What one target of one backend has acknowledged.
 
     `acknowledged` holds per attempt the commit time (Unix seconds) of the newest row the target took;
-    `keys` the names it was told; `withheld` counts rows that it could no longer take; `run_id` is the
-    target's own name for the run.
+    `keys` the names it was told; `withheld` names the steps that it could no longer take ("12-15, 20");
+    `run_id` is the target's own name for the run.
     """
 
     backend: str
@@ -40,7 +41,7 @@ class Cursor:
     last_step: int | None = None
     acknowledged: dict[int, float] = field(default_factory=dict[int, float])
     keys: list[str] = field(default_factory=list[str])
-    withheld: int = 0
+    withheld: str = ""
     run_id: str | None = None
 
     def took(self, row: Row) -> None:
@@ -49,6 +50,12 @@ class Cursor:
         self.acknowledged = newest(self.acknowledged, row.commits)
         if fresh := row.metrics.keys() - set(self.keys):
             self.keys = sorted(fresh.union(self.keys))
+
+    def withhold(self, steps: Iterable[int]) -> int:
+        """Note steps that the target could not take any more; return how many there are by now."""
+        every = numbered(self.withheld) | set(steps)
+        self.withheld = named(every)
+        return len(every)
 
     def knows(self, row: Row) -> bool:
         """Whether every commit and key in the row is one the target has acknowledged, as far as is known."""
@@ -132,6 +139,7 @@ class CursorInMemory:
 def _parse(data: dict[str, Any], path: Path) -> Cursor:
     try:
         acknowledged = {int(attempt): float(time) for attempt, time in data.pop("acknowledged").items()}
+        numbered(data.get("withheld", ""))
         return Cursor(acknowledged=acknowledged, **data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise errors.ManifestError(f"expected a cursor, got {error}: {path}") from error

@@ -10,16 +10,17 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from eventlog import errors
 
-from .backends.base import capabilities_of, name_of, store_for, target_of
+from .backends.base import capabilities_of, name_of, store_for, target_of, tell
 from .cursor import Cursor
-from .steps import DEFAULT_WAIT, Gate, Order
+from .steps import DEFAULT_WAIT, Gate, Order, named, numbered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .backends.base import Backend, RunInfo
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("areal_metrics.replay")
 
 QUEUE_ROWS: Final = 1000
-TRIES: Final = 3
 PAUSES: Final = (0.5, 2.0)  # seconds between the tries
 
 
@@ -39,6 +39,8 @@ class Status:
     sent:     acknowledged          withheld: the target can no longer take them (replay with a new run can)
     dropped:  not tried, because the queue was full or the backend off; replay fills them in
     failures: tries that failed     error:    the first failure     off: switched off after repeated failures
+
+    `withheld_steps` names the steps of what is withheld: "12-15, 20".
     """
 
     backend: str
@@ -50,6 +52,7 @@ class Status:
     waiting: int
     off: bool
     error: str | None
+    withheld_steps: str = ""
 
 
 class Notice(NamedTuple):
@@ -62,7 +65,11 @@ class Notice(NamedTuple):
 
 
 class Delivery:
-    """Opens a backend at once, loudly; then tells it, on a thread of its own, what `tell` hands over."""
+    """Opens a backend at once, loudly; then tells it, on a thread of its own, what `tell` hands over.
+
+    Rows that come faster than the backend takes them wait, at most `queue_rows` of them. With `keeps` the
+    caller tells the run from its beginning: what the target has acknowledged is passed over.
+    """
 
     def __init__(
         self,
@@ -71,11 +78,22 @@ class Delivery:
         cursors: Path,
         *,
         wait: float = DEFAULT_WAIT,
-        queue_rows: int = QUEUE_ROWS,
+        queue_rows: float = QUEUE_ROWS,
+        pauses: Sequence[float] | None = None,
+        keeps: bool = False,
     ) -> None:
         backend.open(run)
         self.name = name_of(backend)
+        self.skipped: set[int] = set()
+        self.refused: set[int] = set()
+        self.failure: Exception | None = None
+        """Why not everything was told: what switched the backend off, or kept it from closing."""
+        self.untold = 0
+        """Histograms that the target cannot show."""
         self._backend = backend
+        self._fresh = run.fresh
+        self._keeps = keeps
+        self._pauses = PAUSES if pauses is None else pauses
         self._queue_rows = queue_rows
         self._capabilities = capabilities_of(backend)
         self._store = store_for(backend, cursors)
@@ -84,11 +102,16 @@ class Delivery:
         except BaseException:
             backend.close()
             raise
+        self._before = replace(self._cursor)
+        self._withheld_before = numbered(self._cursor.withheld)
+        self._last_before = last
         self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
         self._ready: deque[Row | Notice] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._sent = self._held = self._dropped = self._failures = 0
+        self._held_steps: set[int] = set()
+        self._noted = 0
         self._off = False
         self._error: str | None = None
         self._said: set[str] = set()
@@ -97,6 +120,9 @@ class Delivery:
 
     def tell(self, row: Row) -> bool:
         """Hand over the metrics of one commit, at once; False when the target cannot take all of them."""
+        if self._keeps and self._has(row):
+            self.skipped.add(row.step)
+            return True
         with self._changed:
             before = self._gate.withheld
             self._enqueue(self._gate.put(row, time.monotonic()))
@@ -120,6 +146,7 @@ class Delivery:
         """Count a row that is not to be delivered because a newer attempt of the run has taken over."""
         with self._changed:
             self._held += 1
+            self._held_steps.add(step)
         self._say("superseded", f"a newer attempt of the run exists, nothing is sent from step {step} on")
 
     def restored(self, step: int) -> None:
@@ -141,7 +168,24 @@ class Delivery:
                 waiting=sum(not isinstance(item, Notice) for item in self._ready),
                 off=self._off,
                 error=self._error,
+                withheld_steps=named(self._withheld_steps()),
             )
+
+    @property
+    def floor(self) -> int | None:
+        """The step below which the target takes nothing any more; None while it takes everything."""
+        with self._changed:
+            return self._gate.floor
+
+    @property
+    def known(self) -> set[int]:
+        """The attempts of which the target had acknowledged something before."""
+        return set(self._before.acknowledged)
+
+    def withheld(self) -> set[int]:
+        """Return the steps of which something is withheld from the target, by this lifetime or another."""
+        with self._changed:
+            return self._withheld_before | (self._withheld_steps() - self.refused)
 
     def finish(self, *, discard: bool = False) -> None:
         """Close the open step and let the thread end after what is queued, or with `discard` right away."""
@@ -159,6 +203,7 @@ class Delivery:
         self._thread.join(max(0.0, timeout))
         if self._thread.is_alive():
             self._say("slow", f"did not finish in time, {self.status().waiting} steps are left to replay")
+            self.failure = self.failure or TimeoutError("it did not finish in time")
             return False
         return True
 
@@ -166,17 +211,34 @@ class Delivery:
 
     def _begin(self) -> tuple[Cursor, int | None]:
         """Return the cursor and the highest step that the target holds and keeps."""
+        new = Cursor(self.name, target_of(self._backend))
+        if self._fresh:
+            return new, None
         cursor = self._store.load(required=not self._capabilities.reads_back)
-        if self._capabilities.rewinds:
+        if self._capabilities.rewinds and not self._keeps:
+            cursor.last_step = None  # told anew from here on
             return cursor, None
         last = self._backend.last_step()
+        if self._capabilities.rewinds:  # the cursor knows from where on: the target may hold what was taken back
+            whole = cursor.last_step is not None and last is not None and last >= cursor.last_step
+            return (cursor, cursor.last_step) if whole else (new, None)
         if last is None and not self._capabilities.reads_back:
             last = cursor.last_step
         if last is not None and self._capabilities.completes and cursor.last_step != last:
             last -= 1  # told without an acknowledgement: what of it is missing is taken now
-        if last is None:
-            cursor = Cursor(self.name, target_of(self._backend))
-        return cursor, last
+        return (new if last is None else cursor), last
+
+    def _has(self, row: Row) -> bool:
+        """Whether the target had a row before, or could not take it then."""
+        if row.step in self._withheld_before:
+            return True
+        if self._before.acknowledged:
+            return self._before.knows(row)
+        last = None if self._capabilities.order is Order.ANY else self._last_before
+        return last is not None and row.step <= last
+
+    def _withheld_steps(self) -> set[int]:
+        return self._gate.withheld_steps | self._held_steps
 
     def _enqueue(self, rows: list[Row]) -> None:
         for row in rows:
@@ -201,10 +263,13 @@ class Delivery:
                 self._notify(item)
             else:
                 self._deliver(item)
+        if self._note_withheld():
+            self._save()
         try:
             self._backend.close()
         except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises, the training goes on)
             self._note(error)
+            self.failure = self.failure or error
             self._say("close", f"closing failed: {error}")
 
     def _notify(self, notice: Notice) -> None:
@@ -230,22 +295,24 @@ class Delivery:
             return self._ready.popleft()
 
     def _deliver(self, row: Row) -> None:
-        for attempt in range(TRIES):
-            if attempt:
-                self._pause(PAUSES[attempt - 1])
+        last: Exception | None = None
+        for pause in (None, *self._pauses):
+            if pause is not None:
+                self._pause(pause)
                 if self._arrived(row):
                     return self._acknowledged(row)
             try:
-                self._backend.log(row.step, row.metrics, row.time)
+                tell(self._backend, row)
             except errors.RefusedError as error:
                 return self._refused(row, error)
-            except errors.BackendGoneError as error:
-                self._note(error)
-                break
             except Exception as error:  # noqa: BLE001  (as above)
                 self._note(error)
+                last = error
+                if isinstance(error, errors.BackendGoneError):
+                    break
             else:
                 return self._acknowledged(row)
+        self.failure = last
         return self._switch_off(row)
 
     def _pause(self, seconds: float) -> None:
@@ -263,8 +330,24 @@ class Delivery:
     def _acknowledged(self, row: Row) -> None:
         with self._changed:
             self._sent += 1
-            self._cursor.withheld = self._gate.withheld + self._held
+        self._note_withheld()
+        if not self._capabilities.histograms:
+            self.untold += len(row.histograms)
         self._cursor.took(row)
+        self._cursor.run_id = getattr(self._backend, "run_id", None)
+        self._save()
+
+    def _note_withheld(self) -> bool:
+        """Put what is withheld by now into the cursor; whether it was not there before."""
+        with self._changed:
+            count = len(self._gate.withheld_steps) + len(self._held_steps)
+            if count == self._noted:
+                return False
+            self._noted = count
+            self._cursor.withhold(self._withheld_steps())
+        return True
+
+    def _save(self) -> None:
         try:
             self._store.save(self._cursor)
         except errors.RunDirectoryError as error:
@@ -273,6 +356,8 @@ class Delivery:
     def _refused(self, row: Row, error: errors.RefusedError) -> None:
         with self._changed:
             self._held += 1
+            self._held_steps.add(row.step)
+            self.refused.add(row.step)
         self._say("withheld", f"step {row.step} was refused: withheld, the log has it ({error})")
 
     def _note(self, error: Exception) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 DEFAULT_WAIT = 2.0
 """Seconds without a further row after which a step closes."""
@@ -26,18 +26,27 @@ class Order(Enum):
     STRICT = "strict"  # each call needs a higher step than the one before
 
 
+class Histogram(NamedTuple):
+    """How many values lie between neighbouring edges; there is one edge more than counts."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The metrics of one commit or, when it comes out of the gate, of one step.
 
     `time` (Unix seconds) is that of the step's first commit. `commits` says which commits a target has
-    acknowledged once it took the row: per attempt (-1: unknown) the time of the newest.
+    acknowledged once it took the row: per attempt (-1: unknown) the time of the newest. `histograms` are told
+    to targets that can show them.
     """
 
     step: int
     metrics: Mapping[str, float]
     time: float
     commits: Mapping[int, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 class Gate:
@@ -53,6 +62,8 @@ class Gate:
         self.order = order
         self.withheld = 0
         """Rows of which at least one value was held back."""
+        self.withheld_steps: set[int] = set()
+        """Their steps."""
         self.replaced = 0
         """Values that a later commit of the same step overwrote before the step closed."""
         self._wait = wait
@@ -81,6 +92,7 @@ class Gate:
         admitted = self._admit(row)
         if len(admitted) < len(row.metrics):
             self.withheld += 1
+            self.withheld_steps.add(row.step)
         if admitted:
             self._merge(row, admitted)
             self._touched = now
@@ -128,12 +140,18 @@ class Gate:
 
     def _merge(self, row: Row, admitted: Mapping[str, float]) -> None:
         if self._open is None:
-            self._open = Row(row.step, dict(admitted), row.time, row.commits)
+            self._open = Row(row.step, dict(admitted), row.time, row.commits, row.histograms)
             return
         before = self._open
         metrics = {**before.metrics, **admitted}
         self.replaced += len(before.metrics) + len(admitted) - len(metrics)
-        self._open = Row(row.step, metrics, before.time, newest(before.commits, row.commits))
+        self._open = Row(
+            row.step,
+            metrics,
+            before.time,
+            newest(before.commits, row.commits),
+            {**before.histograms, **row.histograms},
+        )
 
 
 def newest(*commits: Mapping[int, float]) -> dict[int, float]:
@@ -143,3 +161,23 @@ def newest(*commits: Mapping[int, float]) -> dict[int, float]:
         for attempt, time in some.items():
             merged[attempt] = max(time, merged.get(attempt, time))
     return merged
+
+
+def named(steps: Iterable[int]) -> str:
+    """Return a set of steps in words: "12-15, 20"."""
+    runs: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def numbered(text: str) -> set[int]:
+    """Return the set of steps that `named` has put into words; ValueError for other words."""
+    steps: set[int] = set()
+    for run in text.split(", ") if text else ():
+        first, _, last = run.partition("-")
+        steps.update(range(int(first), int(last or first) + 1))
+    return steps

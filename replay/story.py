@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from .metrics import without_counts
-from .steps import Gate, Order, Row
+from .steps import Gate, Histogram, Order, Row, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
+
+Identity = tuple[int, int, int, int]  # a commit's step, attempt, time (µs) and sub-index
 
 _ROWS_AT_A_TIME: Final = 262_144
 _ORDER: Final = [(name, "ascending") for name in ("step", "attempt", "time", "sub_index", "key")]
@@ -28,11 +30,13 @@ class Counts:
 
     superseded: (attempt, step) pairs that later attempts took back
     folded:     values of a key that the same attempt gave again at the same step
+    superseded_steps: the steps of those pairs, in words
     """
 
     steps: int
     superseded: int
     folded: int
+    superseded_steps: str = ""
 
 
 class Story:
@@ -40,13 +44,22 @@ class Story:
 
     `table` has the columns step, key, value, value_int, time, attempt, sub_index and, where it holds rows
     that were taken back, superseded. These are left out unless `superseded` asks for them; then the latest
-    attempt's value of a step and key is told.
+    attempt's value of a step and key is told. `histograms` go with the commit they belong to: its step,
+    attempt, time in µs and sub-index.
     """
 
-    def __init__(self, table: pa.Table, *, superseded: bool = False) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        *,
+        superseded: bool = False,
+        histograms: Mapping[Identity, Mapping[str, Histogram]] | None = None,
+    ) -> None:
         kept = table if superseded else _surviving(table)
         self._table = kept.sort_by(_ORDER)
-        self.counts = Counts(_distinct(kept, "step"), _taken_back(table), _folded(table, kept))
+        self._histograms = histograms or {}
+        back = _taken_back(table)
+        self.counts = Counts(_distinct(kept, "step"), len(back), _folded(table, kept), named(back))
 
     def commits(self) -> Iterator[Row]:
         """Yield one row per commit: ascending steps, within a step in the order they were made."""
@@ -64,7 +77,7 @@ class Story:
         rest: pa.Table = self._table
         while rest.num_rows:
             length = _whole_commits(rest)
-            yield from _rows(rest.slice(0, length))
+            yield from _rows(rest.slice(0, length), self._histograms)
             rest = rest.slice(length)
 
 
@@ -72,12 +85,12 @@ def _surviving(table: pa.Table) -> pa.Table:
     return table.filter(pc.invert(table["superseded"])) if "superseded" in table.column_names else table
 
 
-def _taken_back(table: pa.Table) -> int:
-    """Count the (attempt, step) pairs of which nothing survives."""
+def _taken_back(table: pa.Table) -> list[int]:
+    """Return the step of every (attempt, step) pair of which nothing survives."""
     if "superseded" not in table.column_names:
-        return 0
+        return []
     pairs = table.group_by(["attempt", "step"]).aggregate([("superseded", "min")])
-    return pc.sum(pairs["superseded_min"]).as_py() or 0
+    return pairs.filter(pairs["superseded_min"])["step"].to_pylist()
 
 
 def _folded(table: pa.Table, kept: pa.Table) -> int:
@@ -108,19 +121,20 @@ def _whole_commits(table: pa.Table) -> int:
     return first or int(np.searchsorted(steps, last, "right"))
 
 
-def _rows(table: pa.Table) -> Iterator[Row]:
+def _rows(table: pa.Table, histograms: Mapping[Identity, Mapping[str, Histogram]]) -> Iterator[Row]:
     steps, attempts = table["step"].to_pylist(), pc.fill_null(table["attempt"], -1).to_pylist()
     times = table["time"].cast(pa.int64()).to_pylist()
     parts = pc.fill_null(table["sub_index"], 0).to_pylist()
     keys, floats, integers = (table[name].to_pylist() for name in ("key", "value", "value_int"))
     identity = list(zip(steps, attempts, times, parts, strict=True))
     start = 0
-    for (step, attempt, time, _), same in groupby(identity):
+    for (step, attempt, time, part), same in groupby(identity):
         end = start + sum(1 for _ in same)
         found = zip(keys[start:end], floats[start:end], integers[start:end], strict=True)
         metrics = {key: value if integer is None else integer for key, value, integer in found}
         seconds = time / 1e6
-        yield Row(step, without_counts(metrics), seconds, {attempt: seconds})
+        drawn = histograms.get((step, attempt, time, part), {})
+        yield Row(step, without_counts(metrics), seconds, {attempt: seconds}, drawn)
         start = end
 
 
@@ -135,6 +149,7 @@ def _latest_attempt_wins(commits: list[Row]) -> list[Row]:
             {k: v for k, v in row.metrics.items() if latest[k] == max(row.commits)},
             row.time,
             row.commits,
+            row.histograms,
         )
         for row in commits
     ]

@@ -23,7 +23,7 @@ from eventlog import errors, read_json, schema, write_json
 
 from .checked import TEMPORARY, CheckedFile, settle
 from .compacted import FOLDER, FORMAT, Compacted, read_part
-from .engine import each
+from .engine import Engine
 from .history import load
 from .parquet import write_part
 from .placing import window_code
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from eventlog import RunReader, SessionState
 
-    from .engine import Engine
+    from .engine import Name
     from .history import History
     from .parquet import Frames
 
@@ -79,7 +79,7 @@ def compact(
     run_dir: str | os.PathLike[str],
     *,
     drop_sources: bool = False,
-    engine: Engine = "local",
+    engine: Name = "local",
     workers: int | None = None,
     part_bytes: int = PART_BYTES,
     done: Callable[[int, int], object] = lambda _done, _all: None,
@@ -88,10 +88,10 @@ def compact(
 
     `drop_sources` removes the payload streams of processes that ended, once all their frames are in parts
     that were read back whole: from then on the tables are the only place of those values. Records and commits
-    are kept for ever. `engine` and `workers` as `engine.each` takes them; `part_bytes` is about a part's size.
+    are kept for ever. `engine` and `workers`: see `engine.Engine`; `part_bytes`: about the size of a part.
     NotARunError, FormatVersionError; DependencyError without Ray.
     """
-    path = Path(run_dir)
+    path, crew = Path(run_dir), Engine(engine, workers)
     history = load(path, str(path))
     reader, compacted = history.reading.reader, history.reading.compacted
     folder = path / FOLDER
@@ -105,7 +105,8 @@ def compact(
             reader.leave_out(compacted.covered())
             frames, replaced = _left(history), last
     tasks = [Task(str(path), reader.run.id, *those) for those in _ranges(frames, part_bytes)]
-    made = [one for one in each(_written, tasks, engine=engine, workers=workers, done=done) if one]
+    with crew:
+        made = [one for one in crew.each(_written, tasks, done) if one]
     if replaced is not None and not any(replaced.path.name == name for name, _ in made):
         _remove([replaced.path, *(file for file, _ in replaced.files.values())])
     now = Compacted(type(reader.run).open(path))

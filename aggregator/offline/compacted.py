@@ -183,13 +183,16 @@ class Compacted:
         """Return the tables of a stream's rows, part by part; a part of which one is damaged gives none."""
         found: dict[str, list[pa.Table]] = {name: [] for name in TABLES[stream]}
         for part in self.parts:
-            try:
-                own = [_opened(*part.files[name]).read() for name in found if name in part.files]
-            except (OSError, pa.ArrowException) as error:
-                self._give_up(part, stream, error)
-                continue
-            for name, table in zip([name for name in found if name in part.files], own, strict=True):
-                found[name].append(table)
+            own: dict[str, pa.Table] = {}
+            for name in found.keys() & part.files.keys():
+                try:
+                    own[name] = _opened(*part.files[name]).read()
+                except (OSError, pa.ArrowException) as error:
+                    self._give_up(part, stream, name, error)
+                    break
+            else:
+                for name, table in own.items():
+                    found[name].append(table)
         return found
 
     @cached_property
@@ -200,7 +203,7 @@ class Compacted:
                 try:
                     found.append((part, PayloadTable(*part.files[PAYLOAD])))
                 except (OSError, pa.ArrowException) as error:
-                    self._give_up(part, schema.Stream.PAYLOAD, error)
+                    self._give_up(part, schema.Stream.PAYLOAD, PAYLOAD, error)
         return found
 
     def payload(
@@ -216,12 +219,11 @@ class Compacted:
             try:
                 yield from table.groups(places, chosen)
             except (OSError, pa.ArrowException) as error:
-                self._give_up(part, schema.Stream.PAYLOAD, error)
+                self._give_up(part, schema.Stream.PAYLOAD, PAYLOAD, error)
 
-    def _give_up(self, part: Part, stream: schema.Stream, error: Exception) -> None:
-        path = part.files[TABLES[stream][0]][0] if TABLES[stream][0] in part.files else part.path
+    def _give_up(self, part: Part, stream: schema.Stream, name: str, error: Exception) -> None:
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        self._run.found.add(Problem(path, f"is not used: {said}"))
+        self._run.found.add(Problem(part.files[name][0], f"is not used: {said}"))
         self._bad.add((part.path, stream))
 
 

@@ -38,12 +38,14 @@ class Wanted:
 
     `where`: only the values that meet it. `other`: also another key's values beside them, only where both
     are there. `parts`: also the sequence of each value. `most`: about how many bytes are in memory at a time.
+    `elsewhere`: the engine that reads them (`scaleout.Elsewhere`), if it is not this process.
     """
 
     where: Condition | None = None
     other: str | None = None
     parts: bool = False
     most: int = MOST
+    elsewhere: Any = None
 
     @property
     def alone(self) -> bool:

@@ -19,12 +19,14 @@ from eventlog import histogram as fixed
 from .grouping import merge, pool
 from .payload import cuts
 from .reading import ints
+from .scaleout import Question, alone, binned
 from .statistics import (
     ALWAYS,
     DEVIATIONS,
     EXTREMES,
     SUMMARIES,
     Deviations,
+    Summary,
     checked_bins,
     checked_quantiles,
     checked_stats,
@@ -35,7 +37,7 @@ from .statistics import (
 from .tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -109,10 +111,9 @@ def histogram(histories: Sequence[History], asked: Asked, bins: int | str, wante
     counts = np.zeros((len(made), bins), np.int64)
     nonfinite = np.zeros(len(made), np.int64)
     seen = Tally(histories, made, asked, wanted)
-    for group, drawn in seen.draw():
-        finite = drawn.values[np.isfinite(drawn.values)].astype(np.float64)
-        counts[group] += np.histogram(finite, bins, between)[0]
-        nonfinite[group] += len(drawn.values) - len(finite)
+    for those, counted, odd in _binned(seen, (bins, *between)):
+        counts[those] += counted
+        nonfinite[those] += odd
     group = np.repeat(np.arange(len(made)), bins)
     columns = {name: column.take(group) for name, column in made.columns.items()}
     columns["left"] = pa.array(np.tile(edges[:-1], len(made)))
@@ -128,12 +129,11 @@ def _fixed_histogram(histories: Sequence[History], asked: Asked, wanted: Wanted)
     seen = Tally(histories, made, asked, wanted)
     nonfinite = np.zeros(len(made), np.int64)
     places, contents = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for group, drawn in seen.draw():
-        counts = fixed.of(drawn.values)
-        nonfinite[group] += len(drawn.values) - counts.sum()
-        filled = np.flatnonzero(counts)
-        places.append(group * fixed.BUCKETS + filled)
-        contents.append(counts[filled])
+    for groups, counted, odd in _binned(seen, None):
+        nonfinite[groups] += odd
+        at, filled = np.nonzero(counted)
+        places.append(groups[at] * fixed.BUCKETS + filled)
+        contents.append(counted[at, filled])
     distinct, at = np.unique(np.concatenate(places), return_inverse=True)
     totals = np.zeros(len(distinct), np.int64)
     np.add.at(totals, at, np.concatenate(contents))
@@ -169,12 +169,38 @@ def _integers(histories: Sequence[History], made: Pool) -> bool:
     return False
 
 
+def _binned(seen: Tally, edges: tuple[int, float, float] | None) -> Iterator[tuple[Places, Ints, Ints]]:
+    """Yield (groups, their counts by bin, how many are not finite): in equal bins, or else the fixed."""
+    if seen.wanted.elsewhere is None:
+        for group, drawn in seen.draw():
+            counted = binned(drawn.values, edges)
+            yield np.array([group]), counted[np.newaxis], len(drawn.values) - counted.sum(keepdims=True)
+        return
+    seen.begin()
+    asking = Question(seen.asked, alone(seen.wanted), edges, log=edges is None)
+    for i, which, known in seen.wanted.elsewhere.ask(seen, asking):
+        yield np.unique(seen.made.of[i][which]), known["counts"], known["nonfinite"]
+    seen.check()
+
+
 def _measured(seen: Tally) -> tuple[Ints, Deviations]:
     """Return the moments and deviations of the values that are drawn."""
     made = seen.made
     rows = [moments.empty(len(records)) for records in made.records]
     spread = Deviations(len(made))
     seen.begin()
+    if seen.wanted.elsewhere is not None:
+        told = [np.zeros((len(records), 4)) for records in made.records]
+        for i, which, known in seen.wanted.elsewhere.ask(seen, Question(seen.asked, alone(seen.wanted))):
+            rows[i][which], told[i][which] = known["moments"], known["spread"]
+        for i, records in enumerate(made.records):
+            for at in np.lexsort((records, made.steps[i])).tolist():  # as they would be drawn here
+                count, odd, mean, square = told[i][at].tolist()
+                if count:
+                    those = Summary(int(count), bool(odd), (mean, mean), (square, square, square))
+                    spread.take(int(made.of[i][at]), those)
+        seen.check()
+        return merge(seen.histories, made.records, rows, made.of, len(made)), spread
     for i, records in enumerate(made.records):
         for at, group, drawn in seen.draw_of(i, np.arange(len(records))):
             rows[i][at] = moments.of(drawn.values)
@@ -188,6 +214,15 @@ def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:
     made, most = seen.made, max(1, seen.wanted.most // 8)
     found: list[list[float | None]] = [[None] * len(asked)] * len(made)
     seen.begin()
+    elsewhere = seen.wanted.elsewhere
+    if elsewhere is not None and elsewhere.holds_groups(seen):
+        asking = Question(seen.asked, alone(seen.wanted), quantiles=tuple(asked))
+        for i, which, known in elsewhere.ask(seen, asking):
+            groups = np.unique(made.of[i][which])[known["known"]].tolist()
+            for group, row in zip(groups, known["quantiles"][known["known"]].tolist(), strict=True):
+                found[group] = row
+        seen.check()
+        return found
     for i, history in enumerate(seen.histories):
         of = made.of[i]
         counts = ints(history.records.table["count"], 0)[made.records[i]]

@@ -14,12 +14,14 @@ from .choice import names_of
 from .condition import parse, tests
 from .database import Anew, Database
 from .drawing import Wanted
+from .engine import Engine
 from .grouping import SEQUENCE, Asked, counting
 from .history import load
 from .memory import Memory
 from .names import match
 from .payload import Payload
 from .recompute import specs_of
+from .scaleout import Elsewhere, Run
 from .sequences import by_sequence
 from .tally import why_missing
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
+    from .engine import Name
     from .history import History
     from .reading import Bools
 
@@ -41,12 +44,17 @@ def open_run(
     offsets: Sequence[int] | None = None,
     memory_limit: int | str | None = None,
     spill: str | os.PathLike[str] | None = None,
+    engine: Name | None = None,
+    workers: int | None = None,
 ) -> Session:
     """Open one or several run directories, finished or live, as they are now.
 
     `attempts` "all" shows also what later attempts superseded. `offsets`: what to add to the steps of each
     run, in order. `memory_limit` (bytes, or "256MB"; AREAL_METRICS_MEMORY_LIMIT) bounds what is held of the
     values at a time, and DuckDB; `spill` (AREAL_METRICS_SPILL) is a directory that SQL may use beyond it.
+    `engine` reads the values for `reduce`, `percentiles` by step, and `histogram`: "local" in `workers`
+    processes, "ray" on a cluster (see `engine.Engine`), with the same answers to the bit; what is finished
+    lies in RUN/tables/answers until the question is answered.
     NotARunError, FormatVersionError; damage does not raise: `Session.info` lists it. Nothing else is written.
     """
     if attempts not in ("latest", "all"):
@@ -60,8 +68,9 @@ def open_run(
             f"expected a whole number of steps for each of {len(places)} runs, got {offsets!r}"
         )
     memory = Memory.of(memory_limit, spill)
-    named = zip(places, labels(places), steps, strict=True)
-    return Session([load(path, label, offset) for path, label, offset in named], attempts, memory)
+    runs = [Run(*those) for those in zip(map(str, places), labels(places), steps, strict=True)]
+    elsewhere = None if engine is None else Elsewhere(runs, Engine(engine, workers))
+    return Session([load(*run) for run in runs], attempts, memory, elsewhere)
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -78,9 +87,16 @@ def labels(paths: Sequence[Path]) -> list[str]:
 class Session:
     """Runs as they were when they were opened. A context manager; for one thread at a time."""
 
-    def __init__(self, histories: Sequence[History], attempts: Attempts, memory: Memory) -> None:
+    def __init__(
+        self,
+        histories: Sequence[History],
+        attempts: Attempts,
+        memory: Memory,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._histories = histories
         self._memory = memory
+        self._elsewhere = elsewhere
         self._every = attempts == "all"
         self._several = len(histories) > 1
         self._rows: pa.Table | None = None
@@ -108,6 +124,8 @@ class Session:
     def close(self) -> None:
         """Let go of the runs."""
         self._database.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def metrics(
         self,
@@ -355,7 +373,7 @@ class Session:
         condition = None if where is None else parse(where)
         for test in tests(condition) if condition is not None else ():
             match([test.key], self._recorded(), "recorded key in the condition")
-        return Wanted(condition, other, parts, self._memory.piece)
+        return Wanted(condition, other, parts, self._memory.piece, self._elsewhere)
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         rows = rows.combine_chunks()

@@ -9,6 +9,7 @@ constant deviates by exactly nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -100,6 +101,30 @@ def named(q: float) -> str:
 # -- deviations ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What values, and others beside them, add to the deviations of a group."""
+
+    count: int
+    odd: bool  # one is NaN or infinite, and the rest says nothing
+    means: tuple[float, float] = (0.0, 0.0)
+    squares: tuple[float, float, float] = (0.0, 0.0, 0.0)  # about the means: of x, of y, of both
+
+
+def summary(values: NDArray[Any], others: NDArray[Any] | None = None) -> Summary:
+    """Return the summary of values, at least one."""
+    x = values.astype(np.float64)
+    y = x if others is None else others.astype(np.float64)
+    if not (np.isfinite(x).all() and (y is x or np.isfinite(y).all())):
+        return Summary(len(x), odd=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean_x, x = _centred(x)
+        mean_y, y = (mean_x, x) if others is None else _centred(y)
+        square = _product(x, x)
+        squares = (square, square, square) if others is None else (square, _product(y, y), _product(x, y))
+    return Summary(len(x), odd=False, means=(mean_x, mean_y), squares=squares)
+
+
 class Deviations:
     """Counts, means, variances and the covariance of two columns of values, in each of n groups."""
 
@@ -111,26 +136,22 @@ class Deviations:
 
     def add(self, group: int, values: NDArray[Any], others: NDArray[Any] | None = None) -> None:
         """Take the next values of a group, and the others beside them."""
-        if not len(values):
-            return
-        x = values.astype(np.float64)
-        y = x if others is None else others.astype(np.float64)
-        if not (np.isfinite(x).all() and (y is x or np.isfinite(y).all())):
+        if len(values):
+            self.take(group, summary(values, others))
+
+    def take(self, group: int, those: Summary) -> None:
+        """Take the next values of a group as their summary."""
+        own, odd, means, squares = those.count, those.odd, those.means, those.squares
+        if odd:
             self._odd[group] = True
-            self.count[group] += len(x)
+            self.count[group] += own
             return
-        m, own = self.count[group], len(x)
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean_x, x = _centred(x)
-            mean_y, y = (mean_x, x) if others is None else _centred(y)
-            pairs = ((x, x), (y, y), (x, y))
-            squares = [_product(x, x)] * 3 if others is None else [_product(a, b) for a, b in pairs]
+        m = self.count[group]
         if not m:
-            self.count[group], self._means[group] = own, (mean_x, mean_y)
-            self._squares[group] = (squares[0], squares[1], squares[2])
+            self.count[group], self._means[group], self._squares[group] = own, means, squares
             return
         total = m + own
-        dx, dy = (b - a for a, b in zip(self._means[group], (mean_x, mean_y), strict=True))
+        dx, dy = (b - a for a, b in zip(self._means[group], means, strict=True))
         weight = m * own / total
         self._squares[group] = tuple(  # type: ignore[assignment]
             a + b + weight * d

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .drawing import Drawn, Wanted
     from .grouping import Asked, Pool
     from .history import History
+    from .reading import Ints
 
     Places = NDArray[np.intp]
 
@@ -31,6 +32,7 @@ class Tally:
     def __init__(self, histories: Sequence[History], made: Pool, asked: Asked, wanted: Wanted) -> None:
         self.histories = histories
         self.made = made
+        self.asked = asked
         self.wanted = wanted
         self._keys = ", ".join(map(repr, asked.keys))
         self._read = False
@@ -58,6 +60,12 @@ class Tally:
             self._missing[group] += drawn.missing
             self._unmatched[group] += drawn.unmatched
             yield at, group, drawn
+
+    def note(self, i: int, which: Places, count: Ints, missing: Ints, unmatched: Ints) -> None:
+        """Count what was drawn elsewhere of some records of the i-th history."""
+        self._read = True
+        for total, own in ((self.count, count), (self._missing, missing), (self._unmatched, unmatched)):
+            np.add.at(total, self.made.of[i][which], own)
 
     def again(self, i: int, which: Places) -> Iterator[Drawn]:
         """Yield what is drawn of some records without counting it."""

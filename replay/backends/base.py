@@ -7,8 +7,9 @@
 
 Beside these a backend has `name` ("tensorboard") and `target` (where it sends: a directory, a project and
 run; the cursor's identity), and may declare `capabilities` and have `renamed`, the keys that have another
-name there; one that has alerts has `alert(title, text, level, step)`, with level info, warn or error. Any
-object of this shape is a backend.
+name there; one that has alerts has `alert(title, text, level, step)`, with level info, warn or error; one
+that shows histograms has `histogram(step, name, histogram, time)`, called before `log` of the same step, and
+says so in its capabilities. Any object of this shape is a backend.
 
 What `log` raises decides what comes next: RefusedError (of which RewindError is one) gives up this row only,
 BackendGoneError gives up the target, anything else is tried again.
@@ -44,6 +45,7 @@ class Capabilities:
     rewinds:    on resuming it can discard its own later steps, so nothing of a resumed run is withheld
     lasts:      the target outlives this process; only then it has a cursor file
     completes:  a step told again adds the keys it lacks and changes no other: an interrupted one is repeated
+    histograms: it has `histogram`, and a `rewrite` of its own tells the rows' histograms
     """
 
     order: Order = Order.ANY
@@ -51,6 +53,7 @@ class Capabilities:
     rewinds: bool = False
     lasts: bool = True
     completes: bool = False
+    histograms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,15 @@ def capabilities_of(backend: Backend) -> Capabilities:
     if isinstance(declared, Capabilities):
         return declared
     return Capabilities(lasts=bool(getattr(backend, "target", None)))
+
+
+def tell(backend: Backend, row: Row) -> None:
+    """Tell an opened backend one row, with the histograms if it shows them."""
+    told: Any = backend
+    if row.histograms and capabilities_of(backend).histograms:
+        for name, histogram in row.histograms.items():
+            told.histogram(row.step, name, histogram, row.time)
+    backend.log(row.step, row.metrics, row.time)
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -40,7 +40,10 @@ _FILE_VERSION: Final = "brain.Event:2"
 
 
 class TensorBoardBackend:
-    """Writes to the directory `path`; without one to RUN/tensorboard. `double`: see above."""
+    """Writes to the directory `path`; without one to RUN/tensorboard, live to RUN/live/tensorboard.
+
+    `double`: see above.
+    """
 
     name = "tensorboard"
     capabilities = Capabilities(order=Order.FORWARD, rewinds=True)
@@ -69,7 +72,9 @@ class TensorBoardBackend:
         Where the directory holds event files of another run or writer, a sub-directory named after the run is
         taken, which TensorBoard shows as a run of its own: a session start would hide the other's points.
         """
-        folder = self._folder(run)
+        folder = self._folder(run, live=True)
+        if run.fresh:
+            folder = self._given = self._path = directory.vacant(folder)
         if _is_others(folder, run):
             folder = self._path = folder / f"{run.experiment}_{run.trial}_{run.id[:8]}".replace("/", "_")
             _log.warning(
@@ -143,8 +148,8 @@ class TensorBoardBackend:
             _remove_leftovers(folder, names)
         return Written(sent, skipped)
 
-    def _folder(self, run: RunInfo) -> Path:
-        self._path = self._given or run.path / "tensorboard"
+    def _folder(self, run: RunInfo, *, live: bool = False) -> Path:
+        self._path = self._given or run.path / ("live/tensorboard" if live else "tensorboard")
         return self._path
 
 

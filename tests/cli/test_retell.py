@@ -72,15 +72,15 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "Missing option '--to'"),
+        ([], 2, "expected --to BACKEND or -c FILE, got neither"),
         (
             ["--to", "nope"],
             1,
             "expected a backend among memory, swanlab, tensorboard, trackio, wandb, got 'nope'",
         ),
         (["--to", "swanlab", "-o", "swanlab.mode=x"], 1, "expected a swanlab mode of cloud, online, local"),
-        (["--to", "wandb", "-o", "path=x"], 2, "expected -o BACKEND.NAME=VALUE, got 'path=x'"),
-        (["--to", "wandb", "-o", "wandb.path"], 2, "expected -o BACKEND.NAME=VALUE, got 'wandb.path'"),
+        (["--to", "wandb", "-o", "path=x"], 2, "expected -o BACKEND.OPTION=VALUE, got 'path=x'"),
+        (["--to", "wandb", "-o", "wandb.path"], 2, "expected -o BACKEND.OPTION=VALUE, got 'wandb.path'"),
         (["--to", "wandb", "-o", "tensorboard.path=x"], 2, "expected -o of a backend named by --to"),
         (
             ["--to", "tensorboard", "-o", "tensorboard.nope=x"],

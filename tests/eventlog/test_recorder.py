@@ -283,7 +283,7 @@ def test_made_up_keys_do_not_pile_up(monkeypatch):
         recorder.scalar({f"k{i}": 1})
         if i % 100 == 99:
             drain([recorder])
-    assert len(recorder._specs) <= 600
+    assert len(recorder.specs) <= 600
 
 
 def test_a_producer_tensor_on_another_dtype_shares_a_mask(recorder):

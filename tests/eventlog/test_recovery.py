@@ -340,6 +340,18 @@ def test_pruned_payload_stays_pruned(tmp_path, saved):
     assert ({oldest.number}, True) == (told.states[0].pruned, verify(told.reader.run.path).clean)
 
 
+def test_payload_that_compaction_moved_is_counted(ten, saved):
+    """What stands in derived tables alone is no damage of the run, and is counted as not copied."""
+    data = only(ten, "*.payload.0000.arrows")
+    data.unlink()
+    (ten / "tables").mkdir()
+    write_json(ten / "tables" / "moved.json", {"streams": [data.name]})
+    assert verify(ten).clean
+    report, told = saved(ten)
+    assert ("has its rows in tables alone, which are not copied",) == of(report, data.name).reasons
+    assert (list(range(10)), []) == (told.windows(), told.windows(Stream.PAYLOAD))
+
+
 def test_manifests_are_saved_or_made_anew(ten, saved):
     """A damaged run.json is made anew with the id its segments know; a damaged claim is discarded."""
     known = RunDir.open(ten).id

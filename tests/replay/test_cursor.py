@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def test_a_cursor_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     """Steps beyond 32 bits, times per attempt, the target's own id."""
-    cursor = Cursor("trackio", "p/r", 2**31 + 5, {0: 1000.25, 1: 2000.5}, withheld=3, run_id="abc")
+    cursor = Cursor("trackio", "p/r", 2**31 + 5, {0: 1000.25, 1: 2000.5}, withheld="3-5, 9", run_id="abc")
     CursorFile(tmp_path / "cursors", "trackio", "p/r").save(cursor)
     assert cursor == CursorFile(tmp_path / "cursors", "trackio", "p/r").load()
 
