@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from . import care, carry, compare, imports, plot, query, render, report, retell, run, runs, watch
+from . import care, carry, compare, imports, plot, query, render, report, retell, run, runs, tables, watch
 
 __all__ = ["app", "main"]
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog="Exit codes: 0 done, 1 failed, 2 called wrongly, 3 done but something was lost or refused.",
 )
-for family in (run, runs, care, watch, query, carry, compare, retell, imports, plot, report):
+for family in (run, runs, care, watch, query, carry, tables, compare, retell, imports, plot, report):
     app.add_typer(family.app, name=family.NAME)
 
 

@@ -11,6 +11,8 @@ import typer
 __all__ = [
     "Attempts",
     "AttemptsOption",
+    "EngineName",
+    "EngineOption",
     "Json",
     "Keys",
     "More",
@@ -19,6 +21,7 @@ __all__ = [
     "Source",
     "SourceOption",
     "Until",
+    "Workers",
     "check_bounds",
     "example",
 ]
@@ -36,6 +39,13 @@ class Source(Enum):
 
     COMMITTED = "committed"
     RECOMPUTED = "recomputed"
+
+
+class EngineName(Enum):
+    """Where the values are read."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run.", show_default=False)]
@@ -61,6 +71,15 @@ AttemptsOption = Annotated[
 ]
 SourceOption = Annotated[
     Source, typer.Option("--source", help="What was committed live, or what the log of all ranks says.")
+]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Processes of this machine, or a Ray cluster.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="How many at a time; as many as processors if not given.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

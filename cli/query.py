@@ -13,6 +13,7 @@ from . import render
 from .options import (
     Attempts,
     AttemptsOption,
+    EngineName,
     Json,
     Keys,
     More,
@@ -21,6 +22,7 @@ from .options import (
     Source,
     SourceOption,
     Until,
+    Workers,
     check_bounds,
     example,
 )
@@ -69,6 +71,13 @@ Spill = Annotated[
         show_default=False,
     ),
 ]
+Engine = Annotated[
+    EngineName | None,
+    typer.Option(
+        help="Read the values in several processes, or on a Ray cluster; in this process if not given.",
+        show_default=False,
+    ),
+]
 Recorded = Annotated[
     list[str],
     typer.Argument(metavar="KEY", help="Recorded keys, globs too ('ppo_actor/*').", show_default=False),
@@ -82,12 +91,21 @@ def opened(
     attempts: Attempts,
     memory_limit: str | None = None,
     spill: Path | None = None,
+    engine: EngineName | None = None,
+    workers: int | None = None,
 ) -> Generator[Session]:
     """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3."""
     from aggregator import open_run
 
     runs = (run_dir, *(more or ()))
-    with open_run(*runs, attempts=attempts.value, memory_limit=memory_limit, spill=spill) as session:
+    with open_run(
+        *runs,
+        attempts=attempts.value,
+        memory_limit=memory_limit,
+        spill=spill,
+        engine=engine and engine.value,
+        workers=workers,
+    ) as session:
         yield session
         problems = session.problems
     if problems:
@@ -159,6 +177,8 @@ def percentiles(
     more: More = None,
     attempts: AttemptsOption = Attempts.LATEST,
     memory_limit: MemoryLimit = None,
+    engine: Engine = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Print exact percentiles of recorded keys.
@@ -166,7 +186,7 @@ def percentiles(
     By step, unless --by says otherwise; from the values of all ranks.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit) as session:
+    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
         asked = q or [0.5, 0.9, 0.99]
         answer = session.percentiles(
             _one(patterns), asked, by or ["step"], where=where, since=since, until=until
@@ -200,6 +220,8 @@ def reduce(
     more: More = None,
     attempts: AttemptsOption = Attempts.LATEST,
     memory_limit: MemoryLimit = None,
+    engine: Engine = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Print statistics of recorded keys.
@@ -207,7 +229,7 @@ def reduce(
     By step, unless --by says otherwise; of all that every rank recorded, or of what meets a condition.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit) as session:
+    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
         asked = stats or ["avg"]
         answer = session.reduce(_one(patterns), asked, by or ["step"], where=where, since=since, until=until)
         render.rows(answer, as_json=as_json)
@@ -225,6 +247,8 @@ def histogram(
     more: More = None,
     attempts: AttemptsOption = Attempts.LATEST,
     memory_limit: MemoryLimit = None,
+    engine: Engine = None,
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Print how many values of recorded keys lie in each of some bins.
@@ -232,7 +256,7 @@ def histogram(
     Of the whole run, unless --by says otherwise.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit) as session:
+    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
         answer = session.histogram(_one(patterns), bins, by or (), where=where, since=since, until=until)
         render.rows(answer, as_json=as_json)
 

@@ -118,7 +118,9 @@ def replay(
     ] = 2.0,
     give_up: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1, help="With --follow: end after so long without a sign of life."),
+        typer.Option(
+            metavar="SECONDS", min=1, help="With --follow: end after so long without a sign of life."
+        ),
     ] = 600.0,
     cursors: Annotated[
         Path | None,
@@ -150,7 +152,9 @@ def replay(
     check_bounds(since, until)
     overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]
     given = _options(to or [], [each for each in options or () if not each.startswith(OWN)])
-    _check(given, run_dirs, config, overrides, follow=follow, stats=stat or [], attempts=attempts, source=source)
+    _check(
+        given, run_dirs, config, overrides, follow=follow, stats=stat or [], attempts=attempts, source=source
+    )
     asked: dict[str, Any] = {
         "since": since,
         "until": until,
@@ -272,7 +276,9 @@ def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
     if untold := sorted({report.backend for report in every if report.untold}):
         render.say(f"histograms cannot be told to {', '.join(untold)}")
     if any(report.partial for report in every):
-        render.say("the payload does not hold all values: some statistics are of those that are left, or absent")
+        render.say(
+            "the payload does not hold all values: some statistics are of those that are left, or absent"
+        )
 
 
 def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -132,8 +132,12 @@ def _call(rng: Random, key: Key, mask: Any) -> Call:
 
 
 def _spoiled(copy: Call) -> Call:
-    """Return a copy that is no copy."""
-    return replace(copy, value=~copy.value if copy.key.kind is Kind.DENOMINATOR else copy.value + 1)
+    """Return a copy that is no copy: of a stat the double, which every dtype can hold."""
+    if copy.key.kind is Kind.DENOMINATOR:
+        return replace(copy, value=~copy.value)
+    if copy.key.kind is Kind.STAT:
+        return replace(copy, value=np.where(copy.value == 0, 1.0, copy.value * 2))
+    return replace(copy, value=copy.value + 1)
 
 
 def _export(rng: Random, ranks: Ranks, keys: tuple[Key, ...]) -> Export:

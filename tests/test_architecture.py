@@ -53,7 +53,7 @@ STREET: dict[str, list[str]] = {
         "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts", "plots/page",
         "plots/report",
     ],
-    "cli": ["render", "options", "pulse", "shim/sitecustomize", "run", "runs", "care", "watch", "query", "carry", "compare", "retell", "imports", "plot", "report", "app"],
+    "cli": ["render", "options", "pulse", "shim/sitecustomize", "run", "runs", "care", "watch", "query", "carry", "tables", "compare", "retell", "imports", "plot", "report", "app"],
 }  # fmt: skip
 HOUSES = list(STREET)
 

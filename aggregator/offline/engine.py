@@ -33,8 +33,8 @@ def _nothing(_done: int, _all: int) -> None:
 class Engine:
     """Where tasks run: a context manager that starts with the first of them and keeps its workers.
 
-    "local": `workers` processes (as many as there are processors), one means this process. "ray": the cluster of
-    RAY_ADDRESS, the one that runs here, or one of this machine alone; `workers` is how many tasks at a time.
+    "local": `workers` processes (as many as there are processors), one means this process. "ray": the cluster
+    of RAY_ADDRESS, the one that runs here, or one of this machine alone; `workers`: how many tasks at a time.
     """
 
     def __init__(self, name: Name = "local", workers: int | None = None) -> None:
@@ -121,7 +121,9 @@ class Engine:
             ray.init(log_to_driver=False, include_dashboard=False)
             self._ours = True
         # A worker or node that dies is Ray's to replace; an OSError is a file system away for a moment.
-        remote = ray.remote(function).options(num_cpus=1, max_retries=_TRIES, retry_exceptions=[OSError])
+        remote = ray.remote(function).options(
+            num_cpus=1, max_retries=_TRIES, retry_exceptions=[OSError], scheduling_strategy="SPREAD"
+        )
         most = self._workers or _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         waiting: dict[Any, int] = {}
         rest = iter(enumerate(tasks))
