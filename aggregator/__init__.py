@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .merge import Export, merge_worker_stats
     from .offline.compact import Compaction, compact
     from .offline.session import Session, labels, open_run
+    from .offline.strict import strict_json
+    from .offline.union import merge_runs
 
 __all__ = [
     "Compaction",

@@ -49,7 +49,7 @@ STREET: dict[str, list[str]] = {
         "backends/swanlab_file", "backends/swanlab_core", "backends/swanlab",
         "backends/tensorboard_file", "backends/tensorboard", "backends/trackio_run", "backends/trackio_server", "backends/trackio",
         "console", "imports", "metrics", "account", "renaming", "story", "statistics", "appending", "player",
-        "succession", "delivery", "tail", "logger",
+        "succession", "status", "delivery", "tail", "logger",
         "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts", "plots/page",
         "plots/report",
     ],

@@ -37,8 +37,8 @@ def help_of(words: str) -> str:
 def test_these_are_the_commands() -> None:
     """The commands are those that this version promises."""
     wanted = """
-        compare-evals correlation export histogram import info keys ls merge metrics percentiles plot-curves plot-heatmap
-        plot-radar recover reduce replay report run sql verify watch
+        compact compare-evals correlation export histogram import info keys ls merge metrics percentiles
+        plot-curves plot-heatmap plot-radar recover reduce replay report run sql verify watch
     """
     assert wanted.split() == sorted(words.replace(" ", "-") for words in COMMANDS)
 

@@ -11,6 +11,7 @@ import replay
 from eventlog.errors import RewindError
 from replay import MemoryBackend
 from tests.cli.conftest import STEPS, Ask, write_run
+from tests.replay.readers import tensorboard_scalars
 from tests.replay.servers import SwanlabServer, WandbServer
 from tests.storage import flip
 
@@ -172,3 +173,74 @@ def test_several_runs_are_told(ask: Ask, root: Path, tmp_path: Path) -> None:
     assert "none; the other runs are told" in answer.err
     assert [("a", STEPS), ("b", STEPS)] == [(row["run"], row["sent"]) for row in answer.json]
     assert {"a", "b"} == {path.name for path in (tmp_path / "tb").iterdir()}
+
+
+def test_several_targets_of_one_backend(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Named targets have options of their own, and each gets exactly what it lacks."""
+    behind = ["--to", "tensorboard:one", "-o", f"tensorboard:one.path={tmp_path / 'one'}"]
+    level = ["--to", "tensorboard:two", "-o", f"tensorboard:two.path={tmp_path / 'two'}"]
+    more = ["--cursors", tmp_path / "cursors", "--json"]
+    ask("replay", root / "a", *behind, "--until", 3, *more)
+    answer = ask("replay", root / "a", *behind, *level, *more)
+    assert [(str(tmp_path / "one"), STEPS - 4, 4), (str(tmp_path / "two"), STEPS, 0)] == [
+        (row["target"], row["sent"], row["skipped"]) for row in answer.json
+    ]
+    answer = ask("replay", root / "a", *behind, "-o", "tensorboard.path=x")
+    assert (2, True) == (answer.code, "expected -o of a backend named by --to" in answer.err)
+
+
+def test_names_can_be_changed_and_statistics_added(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """--rename and --stat reach the target; what it cannot show is said and exits 3 (report f6)."""
+    place = tmp_path / "tb"
+    words = ["replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={place}"]
+    words += ["--cursors", tmp_path / "cursors", "--keys", "ppo_actor/*", "--rename", "^ppo_actor/=actor/"]
+    answer = ask(*words, "--stat", "max", "--stat", "histogram")
+    assert 0 == answer.code, answer.err
+    assert "superseded: steps 4-5" in answer.err
+    assert {"actor/loss", "actor/loss/max"} == set(tensorboard_scalars(place))
+    swanlab = ["--to", "swanlab", "-o", "swanlab.mode=offline", "-o", f"swanlab.path={tmp_path / 'swanlab'}"]
+    answer = ask("replay", root / "a", *swanlab, "--cursors", tmp_path / "c", "--stat", "histogram", "--json")
+    assert (3, 2 * STEPS) == (answer.code, answer.json[0]["untold"])
+    assert "histograms cannot be told to swanlab" in answer.err
+    answer = ask(*words, "--rename", "loss")
+    assert (2, True) == (answer.code, "expected --rename PATTERN=NAME, got 'loss'" in answer.err)
+
+
+def test_a_finished_run_can_be_followed(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """--follow ends when there is nothing to wait for; what it cannot do is refused."""
+    words = ["replay", root / "a", "--follow", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}"]
+    answer = ask(*words, "--cursors", tmp_path / "cursors", "--json", "--wait", 0)
+    assert (0, STEPS, "4-5") == (
+        answer.code,
+        answer.json[0]["sent"],
+        answer.json[0]["superseded_steps"],
+    ), answer.err
+    assert "Ctrl-C ends it" in answer.err
+    for more, message in (
+        (["--stat", "p99"], "expected --follow without --stat"),
+        (["--attempts", "all"], "expected --follow without --stat, --attempts"),
+        ([root / "sub" / "b"], "expected one run with --follow, got 2"),
+    ):
+        answer = ask(*words, *more)
+        assert (2, True) == (answer.code, message in answer.err), answer.err
+
+
+def test_a_config_says_who_is_told(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """-c tells the backends that the file switches on; -o stats_logger.… changes the file's settings."""
+    config = tmp_path / "stats_logger.yaml"
+    config.write_text(
+        "stats_logger:\n  experiment_name: exp\n  trial_name: t\n  fileroot: /nowhere\n"
+        f"  tensorboard:\n    path: {tmp_path / 'tb'}\n  swanlab:\n    mode: offline\n"
+        f"    logdir: {tmp_path / 'swanlab'}\n"
+    )
+    words = ["replay", root / "a", "-c", config, "--cursors", tmp_path / "cursors", "--json"]
+    answer = ask(*words, "-o", "stats_logger.swanlab.mode=disabled")
+    assert [("tensorboard", STEPS)] == [(row["backend"], row["sent"]) for row in answer.json]
+    answer = ask(*words)
+    assert [("swanlab", STEPS, 0), ("tensorboard", 0, STEPS)] == [
+        (row["backend"], row["sent"], row["skipped"]) for row in answer.json
+    ]
+    answer = ask(*words, "-o", "stats_logger.swanlab.nope=1")
+    assert (1, True) == (answer.code, "expected stats_logger.swanlab with" in answer.err)
+    answer = ask("replay", root / "a", "--to", "tensorboard", "-o", "stats_logger.wandb.mode=offline")
+    assert (2, True) == (answer.code, "expected -c FILE for -o stats_logger.wandb.mode" in answer.err)

@@ -76,12 +76,22 @@ def test_damage_is_told_in_the_end(ask: Ask, tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys, time
+import sys
 from pathlib import Path
 from tests.cli.conftest import write_run
-time.sleep(0.5)
 write_run(Path(sys.argv[1]), [range(5)], gain=1.0)
 """
+
+
+def shown_on(terminal: int, until: bytes | None = None) -> bytes:
+    """Return what a terminal shows, up to these words or to its end."""
+    shown = b""
+    while select.select([terminal], [], [], 60)[0] and (until is None or until not in shown):
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            break
+    return shown
 
 
 def test_a_terminal_shows_a_table_of_a_run_as_it_comes(tmp_path: Path) -> None:
@@ -89,17 +99,13 @@ def test_a_terminal_shows_a_table_of_a_run_as_it_comes(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     words = ["watch", str(tmp_path / "run"), "--every", "0.05", "--keys", "lr"]
-    with (
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "run")]) as writer,
-        subprocess.Popen([*COMMAND, *words], stdout=theirs, stderr=subprocess.PIPE, env=environment) as child,
-    ):
+    with subprocess.Popen(
+        [*COMMAND, *words], stdout=theirs, stderr=subprocess.PIPE, env=environment
+    ) as child:
         os.close(theirs)
-        shown = b""
-        while select.select([ours], [], [], 60)[0]:
-            try:
-                shown += os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                break
+        shown = shown_on(ours, b"not there")
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "run")]) as writer:
+            shown += shown_on(ours)
         assert b"" == (child.stderr.read() if child.stderr else b"")
     os.close(ours)
     assert (0, 0) == (writer.returncode, child.returncode)

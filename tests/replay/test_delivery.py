@@ -227,3 +227,82 @@ def test_a_cursor_that_cannot_be_written_stops_nothing_live(
         deliver(backend, tmp_path, range(5))
     assert list(range(5)) == steps_of(backend)
     assert 1 == caplog.text.count("expected to write the cursor of memory")
+
+
+class Renewable(MemoryBackend):
+    """A service with strict steps that makes a run of its own when asked for a fresh one."""
+
+    def __init__(self) -> None:
+        super().__init__(strict=True)
+        self.runs: list[list[Any]] = [self.rows]
+
+    def open(self, run: Any) -> None:
+        super().open(run)
+        if run.fresh:
+            self.target += "-new"
+            self.runs.append(self.rows)
+
+
+def resumed(path: Path, backend: MemoryBackend, policy: str) -> Delivery:
+    """Deliver steps 0 to 15, then, in a second lifetime, 10 to 20 and two late rows."""
+    deliver(backend, path, range(16))
+    first = [Row(step, {"v": float(step)}, 1000.0 + step, {0: 1000.0 + step}) for step in range(10)]
+    second = [Row(step, {"v": 100.0 + step}, 2000.0 + step, {1: 2000.0 + step}) for step in range(10, 21)]
+    delivery = Delivery(
+        backend, run_info(path), path / "cursors", on_rewind=policy, story=lambda: [*first, *second[:4]]
+    )
+    for row in second:
+        delivery.tell(row)
+    for step in (12, 13):
+        assert not delivery.tell(Row(step, {"late": 1.0}, 3000.0 + step, {1: 3000.0 + step}))
+    delivery.finish()
+    assert delivery.join(60)
+    return delivery
+
+
+def test_a_rewound_run_can_go_on_in_a_new_one(tmp_path: Path) -> None:
+    """new_run: the old one keeps what it has, the new one says what it continues; once a lifetime (a5)."""
+    backend = Renewable()
+    status = resumed(tmp_path, backend, "new_run").status()
+    old, new = backend.runs
+    assert [(step, {"v": float(step)}) for step in range(16)] == [(s, row) for s, row, _ in old]
+    assert [(step, {"v": 100.0 + step}) for step in range(10, 21)] == [(s, row) for s, row, _ in new]
+    assert (11, 2, "12-13", 0) == (status.sent, status.withheld, status.withheld_steps, status.failures)
+    assert backend.run is not None
+    assert {"target": backend.target.removesuffix("-new"), "step": 10} == backend.run.config["continues"]
+
+
+def test_a_rewound_run_can_be_told_anew(tmp_path: Path) -> None:
+    """rewrite: a new run gets everything from the log, and what waited meanwhile only once (report a3)."""
+    backend = Renewable()
+    status = resumed(tmp_path, backend, "rewrite").status()
+    old, new = backend.runs
+    assert list(range(16)) == [step for step, _, _ in old]
+    expected = [(step, {"v": float(step if step < 10 else 100 + step)}) for step in range(21)]
+    assert expected == [(s, row) for s, row, _ in new]
+    assert (21, 2, "12-13", 0) == (status.sent, status.withheld, status.withheld_steps, status.failures)
+
+
+def test_a_new_run_that_cannot_be_begun_switches_off(tmp_path: Path) -> None:
+    """A target that refuses a fresh run is off, said and counted; nobody is held up."""
+
+    class Closed(Renewable):
+        def open(self, run: Any) -> None:
+            if run.fresh:
+                raise PermissionError("no more runs")
+            super().open(run)
+
+    delivery = resumed(tmp_path, Closed(), "new_run")
+    status = delivery.status()
+    assert (True, "PermissionError: no more runs", 0) == (status.off, status.error, status.sent)
+    assert isinstance(delivery.failure, PermissionError)
+
+
+def test_what_the_target_calls_the_run_is_kept(tmp_path: Path) -> None:
+    """The cursor holds the target's own id of the run (report a16)."""
+    from replay.cursor import CursorInMemory
+
+    backend = MemoryBackend()
+    backend.run_id = "abc"  # pyright: ignore[reportAttributeAccessIssue]
+    deliver(backend, tmp_path, range(2))
+    assert "abc" == CursorInMemory(backend, "memory", backend.target).load().run_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,13 @@ from replay import (
 )
 from replay.config import log_root
 from tests.replay.committed import SPEC, logger
-from tests.replay.readers import tensorboard_rows, tensorboard_texts, wandb_rows
+from tests.replay.readers import (
+    tensorboard_rows,
+    tensorboard_texts,
+    wandb_files,
+    wandb_history,
+    wandb_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,6 +217,93 @@ def test_a_rewind_can_be_an_error(tmp_path: Path) -> None:
         ):
             log.commit(0, 3, 3, {"v": 3})
     assert [3, 4] == [step for step, _, _ in metrics(run_of(tmp_path))]
+
+
+def test_tensorboard_is_written_anew_where_it_was(tmp_path: Path) -> None:
+    """on_rewind rewrite: a late row has everything told again, from a session start on (report a3)."""
+    place = tmp_path / "tb"
+    parts = {"tensorboard": TensorBoardConfig(str(place)), "on_rewind": "rewrite"}
+    with logger(tmp_path, **parts) as log:
+        for step in range(6):
+            log.commit(0, step, step, {"v": float(step)})
+        log.commit(0, 3, 3, {"late": 1.0})
+        log.commit(0, 6, 6, {"v": 6.0})
+    (status,) = log.status()
+    assert (0, 0, None) == (status.withheld, status.dropped, status.error)
+    expected = [(s, {"v": float(s)} | ({"late": 1.0} if s == 3 else {})) for s in range(7)]
+    assert expected == [(step, row) for step, row, _ in tensorboard_rows(place)]
+
+
+def test_offline_files_are_written_anew_beside(tmp_path: Path) -> None:
+    """on_rewind rewrite and new_run: a wandb run of its own, with everything or from the late step on (a3)."""
+    for policy, steps in (("rewrite", [0, 1, 2, 3, 4]), ("new_run", [1, 2, 4])):
+        parts = {"wandb": WandBConfig(mode="offline"), "on_rewind": policy}
+        with logger(tmp_path, trial=policy, **parts) as log:
+            for step in (0, 3, 1, 2, 4):
+                log.commit(0, step, step, {"v": float(step)})
+        (status,) = log.status()
+        assert (0, None) == (status.dropped, status.error)
+        runs = wandb_files(run_of(tmp_path, policy) / "live")
+        assert 2 == len({file.name for file in runs})  # each is a run of its own when it is uploaded
+        told = [[row["_step"] for row in wandb_history(file)] for file in runs]
+        assert sorted([[0, 3], steps]) == sorted(told)
+
+
+def test_a_backend_that_hangs_when_closed_is_left_behind(tmp_path: Path, caplog) -> None:
+    """close(timeout) returns, says so, and has told the others (report b15)."""
+    leave = threading.Event()
+
+    class Hanging(MemoryBackend):
+        def close(self) -> None:
+            leave.wait()
+
+    fine = MemoryBackend()
+    log = logger(tmp_path, backends=[Hanging(), fine])
+    log.commit(0, 0, 0, {"v": 1.0})
+    log.close(timeout=0.5)
+    assert "memory: did not finish in time" in caplog.text
+    assert (1, True) == (len(fine.rows), fine.closed)
+    assert "finished" == attempts(run_of(tmp_path))[0].outcome
+    leave.set()
+
+
+def test_evaluations_that_come_late_keep_their_own_step(tmp_path: Path) -> None:
+    """Reports of older policies arrive out of order: each at the step it measured (report a17)."""
+    mine, strict = MemoryBackend(), MemoryBackend(strict=True)
+    with logger(tmp_path, backends=[mine, strict]) as log:
+        for step in range(31):
+            log.commit(0, step, step, {"loss": 1.0})
+        for step in (20, 10):
+            log.commit(0, step, step, {"eval/reward": float(step)})
+    found = {(step, key): value for step, key, value in metrics(run_of(tmp_path))}
+    assert (20.0, 10.0) == (found[20, "eval/reward"], found[10, "eval/reward"])
+    late = [(20, {"eval/reward": 20.0}), (10, {"eval/reward": 10.0})]
+    assert late == [(step, row) for step, row, _ in mine.rows if "loss" not in row]
+    assert ["", "10, 20"] == [status.withheld_steps for status in log.status()]
+
+
+def test_a_step_on_another_scale_is_withheld_and_named(tmp_path: Path, caplog) -> None:
+    """Training counts over ranks, evaluation per rank: what falls behind is said, the log has it (a12)."""
+    strict = MemoryBackend(strict=True)
+    with logger(tmp_path, backends=[strict]) as log:
+        log.commit(0, 0, 4000, {"loss": 1.0})
+        log.commit(0, 0, 1000, {"eval": 1.0})
+    assert "step 1000 comes too late or again" in caplog.text
+    assert "1000" == log.status()[0].withheld_steps
+    assert [1000, 4000] == [step for step, _, _ in metrics(run_of(tmp_path))]
+
+
+def test_logged_every_tenth_step_a_resumed_run_goes_on_by_the_same_rule(tmp_path: Path) -> None:
+    """Steps are absolute: every tenth is the same before and after a resume (report a18)."""
+    mine = MemoryBackend(strict=True)
+    for first, last in ((0, 80), (80, 120)):
+        with logger(tmp_path, backends=[mine]) as log:
+            if first:
+                log.load_state_dict({"last_commit_step": first - 1})
+            for step in range(first, last):
+                if step % 10 == 9:
+                    log.commit(0, step, step, {"v": 1.0})
+    assert list(range(9, 120, 10)) == [step for step, _, _ in mine.rows]
 
 
 def test_a_failing_backend_never_reaches_the_training(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,15 @@ from eventlog.errors import (
 from replay import Capabilities, MemoryBackend, Order, open_backend, play
 from tests.replay.backend_contract import snapshot
 from tests.replay.committed import build, logger
-from tests.replay.readers import Rows, tensorboard_rows, tensorboard_texts, wandb_files, wandb_rows
+from tests.replay.readers import (
+    Rows,
+    swanlab_rows,
+    tensorboard_rows,
+    tensorboard_texts,
+    trackio_rows,
+    wandb_files,
+    wandb_rows,
+)
 from tests.runs import EPOCH, RunBuilder
 
 if TYPE_CHECKING:
@@ -174,7 +183,12 @@ def test_what_comes_too_late_for_a_target_is_counted(tmp_path: Path) -> None:
     )
     assert list(range(36)) == [step for step, _, _ in rows]
     (report,) = play(resumed, [Lasting(rows)], cursors=tmp_path / "cursors")
-    assert (0, 20) == (report.sent, report.withheld)
+    assert (0, 20, "11-30", "11-30") == (
+        report.sent,
+        report.withheld,
+        report.withheld_steps,
+        report.superseded_steps,
+    )
     (report,) = play(resumed, [Lasting([], target="other")], cursors=tmp_path / "cursors")
     assert (36, 0, True) == (report.sent, report.withheld, report.complete)
 
@@ -188,6 +202,12 @@ def test_two_targets_get_each_what_they_lack(tmp_path: Path) -> None:
     reports = play(run, [behind, level])
     assert [(5, 5), (0, 10)] == [(report.sent, report.skipped) for report in reports]
     assert behind.rows == level.rows
+    files = [open_backend("tensorboard", path=tmp_path / name) for name in ("behind", "level")]
+    play(run, files[:1], until=4)
+    play(run, files[1:])
+    reports = play(run, files)
+    assert [(5, 5), (0, 10)] == [(report.sent, report.skipped) for report in reports]
+    assert tensorboard_rows(tmp_path / "behind") == tensorboard_rows(tmp_path / "level") == level.rows
 
 
 def test_the_target_knows_better_than_the_cursor(tmp_path: Path) -> None:
@@ -521,3 +541,118 @@ def test_keys_left_out_before_are_withheld_not_skipped(tmp_path: Path) -> None:
     assert (0, 0, 5, False) == (report.sent, report.skipped, report.withheld, report.complete)
     (report,) = play(run, [mine], keys="v")
     assert (0, 5) == (report.sent, report.skipped)
+
+
+@pytest.mark.parametrize("rules", [{"^imagenet/": "eval/imagenet/"}, [("^imagenet/", "eval/imagenet/")]])
+def test_metrics_can_get_other_names_on_their_way(tmp_path: Path, rules: Any) -> None:
+    """A rule adds a prefix, for every target; the log keeps its names (report f6)."""
+    run = build(tmp_path / "run", (range(2), lambda step: {"imagenet/top1": step, "loss": -step}))
+    mine = MemoryBackend()
+    play(run, [mine, open_backend("tensorboard")], rename=rules)
+    assert [{"eval/imagenet/top1": step, "loss": -step} for step in range(2)] == [r for _, r, _ in mine.rows]
+    assert mine.rows == tensorboard_rows(run / "tensorboard")
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "said"),
+    [
+        ({"[ab]": "c"}, QueryError, "expected a name of its own for every metric, got 'c' for 'a' and 'b'"),
+        ({"^a$": "b"}, QueryError, "got 'b' for 'a' and 'b'"),
+        ({"^a$": ""}, QueryError, "expected a name for every metric, got none for 'a'"),
+        ({"(": "b"}, ConfigError, r"expected rules as pairs of a regular expression .*got \('\('"),
+        ({"a": r"\2"}, ConfigError, "invalid group reference"),
+        (["ab", 3], ConfigError, "got 3"),
+    ],
+)
+def test_rules_that_lose_a_name_are_refused(
+    tmp_path: Path, rules: Any, error: type[Exception], said: str
+) -> None:
+    """Two metrics under one name, no name, no rule: an error before anything is told (report f6)."""
+    run = build(tmp_path / "run", (range(1), lambda _: {"a": 1.0, "b": 2.0}))
+    mine = MemoryBackend()
+    with pytest.raises(error, match=said):
+        play(run, [mine], rename=rules)
+    assert None is mine.run
+
+
+def test_refused_steps_are_named(tmp_path: Path) -> None:
+    """One row above the target's limit is left out and named, all others arrive (report b13)."""
+    large = {f"k{i}": 1.0 for i in range(100_000)}
+    run = build(tmp_path / "run", (range(10), lambda step: large if step == 5 else value(step)))
+    mine = MemoryBackend(limit=1_000_000)
+    (report,) = play(run, [mine])
+    assert (9, 1, "5", False) == (report.sent, report.refused, report.refused_steps, report.complete)
+    assert [step for step in range(10) if step != 5] == [step for step, _, _ in mine.rows]
+
+
+REPLAYS = """
+import os, signal, sys, threading, time
+from replay import open_backend, play
+backend, seconds = open_backend(sys.argv[2], **eval(sys.argv[3])), float(sys.argv[4])
+rewrite = backend.rewrite
+def timed(*given, **options):
+    began = time.monotonic()
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    written = rewrite(*given, **options)
+    print(time.monotonic() - began)
+    return written
+backend.rewrite = timed
+play(sys.argv[1], [backend])
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def lengthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
+    """Return a run of 1600 steps, the last 200 made twice, and its rows."""
+    run = tmp_path_factory.mktemp("lengthy") / "run"
+    build(run, (range(1500), lambda s: {f"k{i}": float(s) for i in range(20)}), (range(1400, 1600), later))
+    return run, logged(run)
+
+
+def kill_and_repeat(lengthy: tuple[Path, Rows], tmp_path: Path, name: str, read: Any, kills: int) -> None:
+    """Kill replays at random moments, each to a target of its own; made again they end as if made once."""
+    run, expected = lengthy
+    chance, longest = random.Random(kills), 1000.0
+    for number in range(kills + 1):  # the first one is only timed
+        place = tmp_path / f"told{number}"
+        options = {"path": str(place)} | ({"mode": "offline"} if name in ("wandb", "swanlab") else {})
+        moment = chance.uniform(0.0, longest) if number else longest
+        command = [sys.executable, "-c", REPLAYS, str(run), name, repr(options), str(moment)]
+        told = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        assert told.returncode in ((-signal.SIGKILL, 0) if number else (0,)), told.stderr
+        longest = longest if number else float(told.stdout)
+        (report,) = play(run, [open_backend(name, **options)], cursors=tmp_path / "cursors")
+        print(f"{name}: killed after {moment:.2f} s: {report.skipped} steps lay there, {report.sent} were sent")
+        assert expected == read(place)
+        assert (0, 1600) == (report.sent, report.skipped) or number
+        before = snapshot(place) if name != "trackio" else {}
+        assert 0 == play(run, [open_backend(name, **options)], cursors=tmp_path / "cursors")[0].sent
+        assert before == (snapshot(place) if name != "trackio" else {})
+        assert [] == [entry.name for entry in place.rglob("*") if entry.name.startswith(".areal-")]
+
+
+READERS: dict[str, Any] = {
+    "tensorboard": tensorboard_rows,
+    "wandb": wandb_rows,
+    "swanlab": swanlab_rows,
+    "trackio": lambda place: trackio_rows(place / "exp.db"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", READERS)
+def test_a_replay_killed_at_random_moments_ends_as_if_made_once(
+    lengthy: tuple[Path, Rows], tmp_path: Path, name: str
+) -> None:
+    """SIGKILL at five moments; again: the target says what the log says; a third time nothing is sent."""
+    kill_and_repeat(lengthy, tmp_path, name, READERS[name], 5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", READERS)
+def test_a_replay_killed_at_many_moments_ends_as_if_made_once(
+    lengthy: tuple[Path, Rows], tmp_path: Path, name: str
+) -> None:
+    """As above, twenty times."""
+    kill_and_repeat(lengthy, tmp_path, name, READERS[name], 20)

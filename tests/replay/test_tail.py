@@ -1,0 +1,380 @@
+"""Telling a run while it is written: each step soon, across kills and resumes, until it has finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aggregator import open_run
+from eventlog import RunDir
+from eventlog.errors import BackendError, BackendGoneError, ConfigError, QueryError
+from replay import Capabilities, MemoryBackend, Order, follow, open_backend, play
+from tests.replay.committed import build, logger
+from tests.replay.readers import (
+    Rows,
+    tensorboard_events,
+    tensorboard_rows,
+    trackio_rows,
+    wandb_files,
+    wandb_rows,
+)
+from tests.runs import RunBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).parents[2]
+FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}
+
+
+def value(step: int) -> dict[str, float]:
+    return {"v": float(step)}
+
+
+def later(step: int) -> dict[str, float]:
+    return {"v": 100.0 + step}
+
+
+def finished(run: Path) -> Path:
+    """Say that the newest attempt of a run ended in order."""
+    found = RunDir.open(run)
+    found.end_attempt(found.attempts()[-1].number, "finished")
+    return run
+
+
+def crashed(path: Path, *, begin: int = 10) -> Path:
+    """Build a run of steps 0 to 15 that was resumed at 10 and went on to 20, and finished."""
+    return finished(build(path, (range(16), value), (range(begin, 21), later)))
+
+
+CRASHED = [(step, {"v": float(step if step < 10 else 100 + step)}) for step in range(21)]
+
+
+def steps(rows: Rows) -> list[tuple[int, dict[str, float]]]:
+    return [(step, row) for step, row, _ in rows]
+
+
+class Lasting(MemoryBackend):
+    """A target with strict steps that outlives the process: the same rows whoever opens it."""
+
+    def __init__(self, rows: Rows, *, target: str = "t", **options: Any) -> None:
+        super().__init__(strict=True, **options)
+        self.capabilities = Capabilities(order=Order.STRICT)
+        self.target = target
+        self.rows = rows
+
+
+def test_a_finished_run_is_told_as_by_replay_and_ends(tmp_path: Path) -> None:
+    """Every kind of target gets what the log says, what was taken back is named; again, nothing is sent."""
+    run = crashed(tmp_path / "run")
+    rows: Rows = []
+    for sent, skipped in ((21, 0), (0, 21)):
+        backends = [
+            Lasting(rows),
+            open_backend("tensorboard"),
+            open_backend("trackio", path=tmp_path / "trackio"),
+            open_backend("wandb", mode="offline"),
+        ]
+        for report in follow(run, backends, **FAST):
+            assert (sent, skipped, 6, "10-15", 0, True) == (
+                report.sent,
+                report.skipped,
+                report.superseded,
+                report.superseded_steps,
+                report.withheld,
+                report.complete,
+            ), report
+    told = (
+        rows,
+        tensorboard_rows(run / "live" / "tensorboard"),
+        trackio_rows(tmp_path / "trackio" / "exp.db"),
+        wandb_rows(run / "wandb"),
+    )
+    for got in told:
+        assert CRASHED == steps(got)
+        assert rows == got
+
+
+def live(path: Path, lives: list[range], go_on: Callable[[int, int], None]) -> None:
+    """Train: commit steps in each lifetime but the last without an end, asking `go_on` before each commit."""
+    for number, some in enumerate(lives):
+        log = logger(path.parent, run=path)
+        if number:
+            log.load_state_dict({"last_commit_step": some.start - 1})
+        for step in some:
+            go_on(number, step)
+            log.commit(0, step, step, {"v": 100.0 * number + step})
+        if number < len(lives) - 1:
+            log._log.end("exception", "killed")
+        log.close()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "strict"])
+def test_a_resumed_run_is_followed_across_the_crash(tmp_path: Path, name: str) -> None:
+    """Told while it went on; what the second attempt takes back is told anew, or withheld and named (a5)."""
+    rows: Rows = []
+    place = tmp_path / "told"
+    read: dict[str, Callable[[], Rows]] = {
+        "tensorboard": lambda: tensorboard_rows(place) if place.exists() else [],
+        "trackio": lambda: trackio_rows(place / "exp.db") if (place / "exp.db").exists() else [],
+        "strict": lambda: list(rows),
+    }
+    seen: list[int] = []
+
+    def go_on(number: int, step: int) -> None:
+        """Crash only after step 5 was told, and finish only after step 8 was."""
+        wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
+        while wanted is not None and wanted not in {step for step, _, _ in read[name]()}:
+            time.sleep(0.02)
+        seen.append(step)
+
+    backend = Lasting(rows) if name == "strict" else open_backend(name, path=place)
+    training = threading.Thread(target=live, args=(tmp_path / "run", [range(6), range(3, 10)], go_on))
+    training.start()
+    (report,) = follow(tmp_path / "run", [backend], **FAST)
+    training.join()
+    assert [*range(6), *range(3, 10)] == seen
+    assert (3, "3-5") == (report.superseded, report.superseded_steps)
+    got = {step: row["v"] for step, row, _ in read[name]()}
+    if name == "strict":
+        assert {s: float(s) if s < 6 else 100.0 + s for s in range(10)} == got
+        assert (10, 3, "3-5", False) == (
+            report.sent,
+            report.withheld,
+            report.withheld_steps,
+            report.complete,
+        )
+    else:
+        assert {s: float(s) if s < 3 else 100.0 + s for s in range(10)} == got
+        assert (13, 0, True) == (report.sent, report.withheld, report.complete)
+
+
+def test_following_again_goes_on_where_tensorboard_stands(tmp_path: Path) -> None:
+    """Stopped within the second attempt and begun again: the rest is told, in a file of its own (report a6).
+
+    The file of the second attempt begins with a session start at its first step.
+    """
+    stop, place = threading.Event(), tmp_path / "tb"
+
+    def go_on(number: int, step: int) -> None:
+        wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
+        while wanted is not None and wanted not in {step for step, _, _ in event_rows(place, "v")}:
+            time.sleep(0.02)
+        if (number, step) == (1, 9):
+            stop.set()
+            following.join()
+
+    backend = open_backend("tensorboard", path=place)
+    following = threading.Thread(
+        target=follow, args=(tmp_path / "run", [backend]), kwargs=FAST | {"stop": stop}
+    )
+    following.start()
+    live(tmp_path / "run", [range(6), range(3, 10)], go_on)
+    (report,) = follow(tmp_path / "run", [open_backend("tensorboard", path=place)], **FAST)
+    assert (1, 9) == (report.sent, report.skipped)
+    files = [tensorboard_events(file) for file in sorted(place.glob("*tfevents*"))]
+    assert [3, 9] == [event.step for file in files for event in file if event.HasField("session_log")]
+    assert [float(s) if s < 3 else 100.0 + s for s in range(10)] == [
+        row["v"] for _, row, _ in tensorboard_rows(place)
+    ]
+
+
+class Interrupting(Lasting):
+    """Presses Ctrl-C at a step."""
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        super().log(step, metrics, time)
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_ends_it_with_everything_told_remembered(tmp_path: Path) -> None:
+    """Ctrl-C finishes what was read and returns the reports; following again tells only the rest."""
+    run = build(tmp_path / "run", (range(12), value))  # not finished: without the interrupt it would wait
+    rows: Rows = []
+    (report,) = follow(run, [Interrupting(rows)], **FAST)
+    assert (12, 0) == (report.sent, report.skipped)
+    (report,) = follow(finished(run), [Lasting(rows)], **FAST)
+    assert (0, 12) == (report.sent, report.skipped)
+    assert [(step, value(step)) for step in range(12)] == steps(rows)
+
+
+def test_a_run_that_gives_no_sign_of_life_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a dead run left is told, then it is said that nothing comes any more."""
+    run = build(tmp_path / "run", (range(3), value))
+    mine = MemoryBackend()
+    (report,) = follow(run, [mine], **FAST | {"give_up": 0.3})
+    assert (3, True) == (report.sent, report.complete)
+    assert "no sign of life of the run for 0.3 s: given up" in caplog.text
+
+
+def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+    """Without a directory nothing is opened and nothing given up; the stop signal ends the wait."""
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    mine = MemoryBackend()
+    (report,) = follow(tmp_path / "run", [mine], stop=stop, **FAST | {"give_up": 0.1})
+    assert (0, None) == (report.sent, mine.run)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_beside_the_training_takes_nothing_back(tmp_path: Path) -> None:
+    """An attempt that trained nothing adds to old steps, where the target takes that (report a17)."""
+    with RunBuilder(tmp_path / "run") as run:
+        train = run.producer(attempt=0)
+        run.attempt(0, leader=train)
+        for step in range(10):
+            train.tracker().scalar({"loss": step})
+            run.export(train, time=step)
+            train.commit(step, {"loss": float(step)}, time=step, leader=True)
+        judge = run.producer("eval", attempt=1, started=20)
+        run.attempt(1, leader=judge, started=20, outcome="finished")
+        for step in (6, 2):
+            judge.tracker("eval-rollout").scalar({"reward": step})
+            run.export(judge, time=30 - step)
+            judge.commit(step, {"eval/reward": float(step)}, time=30 - step, leader=True)
+    mine, rows = MemoryBackend(), list[Any]()
+    reports = follow(tmp_path / "run", [mine, Lasting(rows)], **FAST)
+    assert [0, 0] == [report.superseded for report in reports]
+    assert [(6, {"eval/reward": 6.0}), (2, {"eval/reward": 2.0})] == steps(mine.rows)[10:]
+    assert list(range(10)) == [step for step, _, _ in rows]
+    assert "2, 6" == reports[1].withheld_steps
+
+
+def test_a_part_can_be_followed_under_other_names(tmp_path: Path) -> None:
+    """Steps, keys and renaming are chosen as for replay; two metrics may not get one name (report f6)."""
+    run = finished(build(tmp_path / "run", (range(10), lambda step: {"a/x": step, "a/y": step, "b": step})))
+    mine = MemoryBackend()
+    follow(run, [mine], since=3, until=5, keys=["a/*"], rename={"^a/": "c/"}, **FAST)
+    assert [(step, {"c/x": step, "c/y": step}) for step in (3, 4, 5)] == steps(mine.rows)
+    with pytest.raises(QueryError, match="got 'a/x' for 'a/x' and 'a/y'"):
+        follow(run, [MemoryBackend()], rename={"y$": "x"}, **FAST)
+
+
+def test_one_backend_that_fails_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    """The others are told to the end; then the error is raised. When all fail there is nothing to wait for."""
+    run = finished(build(tmp_path / "run", (range(5), value)))
+
+    class Gone(MemoryBackend):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            if step == 2:
+                raise BackendGoneError("run deleted")
+            super().log(step, metrics, time)
+
+    fine = MemoryBackend()
+    with pytest.raises(BackendGoneError, match="run deleted"):
+        follow(run, [Gone(), fine], **FAST)
+    assert [(step, value(step)) for step in range(5)] == steps(fine.rows)
+    endless = build(tmp_path / "endless", (range(5), value))
+    with pytest.raises(BackendError, match="run deleted"):
+        follow(endless, [Gone(), Gone()], **FAST | {"give_up": None})
+
+
+def test_a_target_can_be_followed_to_once(tmp_path: Path) -> None:
+    """Two backends of one target would tell everything twice: that is refused."""
+    run = finished(build(tmp_path / "run", (range(3), value)))
+    with pytest.raises(ConfigError, match="expected different targets, got tensorboard twice"):
+        follow(run, [open_backend("tensorboard"), open_backend("tensorboard")], **FAST)
+
+
+def test_a_new_run_can_be_followed_to(tmp_path: Path) -> None:
+    """With new_run everything is told again, to another directory, across a resume too."""
+    run = crashed(tmp_path / "run")
+    for folder in ("tb", "tb-2"):
+        backend = open_backend("tensorboard", path=tmp_path / "tb")
+        (report,) = follow(run, [backend], new_run=folder != "tb", **FAST)
+        assert (21, 0, str(tmp_path / folder)) == (report.sent, report.skipped, report.target)
+        assert CRASHED == steps(tensorboard_rows(tmp_path / folder))
+
+
+TRAINER = """
+import os, signal, sys, time
+from pathlib import Path
+from replay import StatsLogger, StatsLoggerConfig
+from aggregator import stats_tracker
+place, first, last, dies = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+with StatsLogger(StatsLoggerConfig("exp", "t0", str(place)), run=place / "run") as log:
+    if first:
+        log.load_state_dict({"last_commit_step": first - 1})
+    for step in range(first, last):
+        stats_tracker.scalar(loss=float(step + first))
+        assert log.commit(0, step, step, stats_tracker.export_all())
+        if dies and step == last - 1:
+            time.sleep(4)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2)
+    time.sleep(6)  # what was told by now was told while it went on
+    (place / "ending").touch()
+"""
+
+
+def seen(place: Path, of: Mapping[str, Callable[[], Rows]], until: Callable[[], bool]) -> dict[Any, float]:
+    """Return when each step with each value was first found at each target."""
+    found: dict[Any, float] = {}
+    while not until():
+        for name, read in of.items():
+            for step, row, _ in read():
+                found.setdefault((name, step, row["loss"]), time.time())
+        time.sleep(0.1)
+    return found
+
+
+def event_rows(place: Path, key: str = "loss") -> Rows:
+    """Return all points in event files, those to discard, too."""
+    files = sorted(place.glob("*tfevents*")) if place.exists() else []
+    events = [event for file in files for event in tensorboard_events(file)]
+    return [
+        (event.step, {item.tag: round(item.simple_value, 3) for item in event.summary.value}, event.wall_time)
+        for event in events
+        if any(item.tag == key for item in event.summary.value)
+    ]
+
+
+@pytest.mark.long
+def test_a_second_process_follows_a_run_that_is_killed_and_resumed(tmp_path: Path) -> None:
+    """Started before the run, it tells every step while that goes on, and ends by itself (report b2)."""
+    run, trackio = tmp_path / "run", tmp_path / "trackio" / "exp.db"
+    command = [
+        sys.executable, "-c", "from cli.app import main; main()", "replay", str(run), "--follow",
+        "--give-up", "100", "--to", "tensorboard", "-o",
+        f"tensorboard.path={tmp_path / 'tb'}", "--to", "trackio", "-o", f"trackio.path={trackio.parent}",
+    ]  # fmt: skip
+    readers: dict[str, Callable[[], Rows]] = {
+        "tensorboard": lambda: event_rows(tmp_path / "tb"),
+        "trackio": lambda: trackio_rows(trackio) if trackio.exists() else [],
+    }
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as following:
+        found: dict[Any, float] = {}
+        for first, last, dies in ((0, 25, 1), (15, 45, 0)):
+            trainer = [sys.executable, "-c", TRAINER, str(tmp_path), *map(str, (first, last, dies))]
+            with subprocess.Popen(trainer, cwd=ROOT) as training:
+                over = (
+                    (lambda p=training: p.poll() is not None) if dies else (tmp_path / "ending").exists
+                )
+                found |= {key: at for key, at in seen(run, readers, over).items() if key not in found}
+            assert (-signal.SIGKILL if dies else 0) == training.returncode
+        out, _ = following.communicate(timeout=120)
+        assert 0 == following.returncode, out
+    with open_run(run, attempts="all") as session:
+        metrics = session.metrics(["loss"]).to_pylist()
+    delays = {
+        (name, row["step"], row["value"]): found[name, row["step"], row["value"]] - row["time"].timestamp()
+        for row in metrics
+        for name in readers
+    }
+    print(f"the slowest step was there {max(delays.values()):.2f} s after its commit")
+    assert 2 * (25 + 30) == len(delays)  # each was found before the run ended
+    expected = [(step, {"loss": float(step if step < 15 else step + 15)}) for step in range(45)]
+    assert expected == steps(tensorboard_rows(tmp_path / "tb"))
+    assert expected == steps(trackio_rows(trackio))
+    (report,) = play(run, [MemoryBackend()])
+    assert "15-24" == report.superseded_steps
+    assert [] == wandb_files(run)
