@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         redact_sensitive_config,
     )
     from .console import print_stats, tabulate_stats
-    from .delivery import Status
     from .imports import Imported, import_history
     from .logger import StatsLogger
     from .player import play
+    from .status import Status
     from .steps import Order
     from .tail import follow
     from .version import VersionInfo, version_info
@@ -41,7 +41,7 @@ _HOMES = {
     "RunInfo": "backends.base",
     "StatsLogger": "logger",
     "StatsLoggerConfig": "config",
-    "Status": "delivery",
+    "Status": "status",
     "SwanlabConfig": "config",
     "TensorBoardConfig": "config",
     "TrackioConfig": "config",

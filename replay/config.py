@@ -33,7 +33,7 @@ MISSING: Final = "???"  # OmegaConf's word for "must be given"
 WANDB_MODES: Final = ("online", "offline", "disabled", "shared")
 SWANLAB_MODES: Final = ("cloud", "online", "local", "offline", "disabled")
 TRACKIO_MODES: Final = ("online", "local", "disabled")
-REWIND_POLICIES: Final = ("warn", "error")
+REWIND_POLICIES: Final = ("warn", "error", "rewrite", "new_run")
 
 
 @dataclass
@@ -88,7 +88,9 @@ class StatsLoggerConfig:
     """Which trial this is, where its logs lie, and which trackers are told.
 
     `on_rewind` says what happens when a step comes that a tracker can no longer take: "warn" counts it and
-    warns once, "error" raises RewindError at the commit (which is in the log by then).
+    warns once, "error" raises RewindError at the commit (which is in the log by then), "new_run" goes on in a
+    new run of the tracker, "rewrite" tells that everything from the log, or the same run where the tracker can
+    go back (TensorBoard). The last two happen once in a lifetime; what comes too late after that is counted.
     """
 
     experiment_name: str = MISSING

@@ -10,21 +10,21 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
 from .backends.base import capabilities_of, name_of, store_for, target_of, tell
 from .cursor import Cursor
-from .steps import DEFAULT_WAIT, Gate, Order, named, numbered
+from .status import Notice, Renewal, Status
+from .steps import DEFAULT_WAIT, Gate, Order, Row, named, newest, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from .backends.base import Backend, RunInfo
-    from .steps import Row
 
 _log = logging.getLogger("areal_metrics.replay")
 
@@ -32,43 +32,12 @@ QUEUE_ROWS: Final = 1000
 PAUSES: Final = (0.5, 2.0)  # seconds between the tries
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How the live delivery to one backend stands; all counts are of steps, `withheld` of commits.
-
-    sent:     acknowledged          withheld: the target can no longer take them (replay with a new run can)
-    dropped:  not tried, because the queue was full or the backend off; replay fills them in
-    failures: tries that failed     error:    the first failure     off: switched off after repeated failures
-
-    `withheld_steps` names the steps of what is withheld: "12-15, 20".
-    """
-
-    backend: str
-    target: str
-    sent: int
-    withheld: int
-    dropped: int
-    failures: int
-    waiting: int
-    off: bool
-    error: str | None
-    withheld_steps: str = ""
-
-
-class Notice(NamedTuple):
-    """An alert on its way to a backend that has alerts."""
-
-    title: str
-    text: str
-    level: str  # info, warn or error
-    step: int | None
-
-
 class Delivery:
     """Opens a backend at once, loudly; then tells it, on a thread of its own, what `tell` hands over.
 
     Rows that come faster than the backend takes them wait, at most `queue_rows` of them. With `keeps` the
-    caller tells the run from its beginning: what the target has acknowledged is passed over.
+    caller tells the run from its beginning: what the target has acknowledged is passed over. `on_rewind`
+    "new_run" and "rewrite" are as in the config; `story` returns the whole run, a row a step, for the latter.
     """
 
     def __init__(
@@ -81,6 +50,8 @@ class Delivery:
         queue_rows: float = QUEUE_ROWS,
         pauses: Sequence[float] | None = None,
         keeps: bool = False,
+        on_rewind: str = "warn",
+        story: Callable[[], Iterable[Row]] | None = None,
     ) -> None:
         backend.open(run)
         self.name = name_of(backend)
@@ -91,7 +62,11 @@ class Delivery:
         self.untold = 0
         """Histograms that the target cannot show."""
         self._backend = backend
-        self._fresh = run.fresh
+        self._run = run
+        self._cursors = cursors
+        self._renews = on_rewind if on_rewind in ("new_run", "rewrite") else None
+        self._story = story
+        self._retold: Row | None = None
         self._keeps = keeps
         self._pauses = PAUSES if pauses is None else pauses
         self._queue_rows = queue_rows
@@ -106,7 +81,7 @@ class Delivery:
         self._withheld_before = numbered(self._cursor.withheld)
         self._last_before = last
         self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
-        self._ready: deque[Row | Notice] = deque()
+        self._ready: deque[Row | Notice | Renewal] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._sent = self._held = self._dropped = self._failures = 0
@@ -124,6 +99,8 @@ class Delivery:
             self.skipped.add(row.step)
             return True
         with self._changed:
+            if self._renews and not self._gate.takes(row):
+                self._renew(row.step)
             before = self._gate.withheld
             self._enqueue(self._gate.put(row, time.monotonic()))
             taken = self._gate.withheld == before
@@ -165,7 +142,7 @@ class Delivery:
                 withheld=self._gate.withheld + self._held,
                 dropped=self._dropped,
                 failures=self._failures,
-                waiting=sum(not isinstance(item, Notice) for item in self._ready),
+                waiting=sum(isinstance(item, Row) for item in self._ready),
                 off=self._off,
                 error=self._error,
                 withheld_steps=named(self._withheld_steps()),
@@ -212,7 +189,7 @@ class Delivery:
     def _begin(self) -> tuple[Cursor, int | None]:
         """Return the cursor and the highest step that the target holds and keeps."""
         new = Cursor(self.name, target_of(self._backend))
-        if self._fresh:
+        if self._run.fresh:
             return new, None
         cursor = self._store.load(required=not self._capabilities.reads_back)
         if self._capabilities.rewinds and not self._keeps:
@@ -227,6 +204,13 @@ class Delivery:
         if last is not None and self._capabilities.completes and cursor.last_step != last:
             last -= 1  # told without an acknowledgement: what of it is missing is taken now
         return (new if last is None else cursor), last
+
+    def _renew(self, step: int) -> None:
+        """Go on in a new run of the target, or go back in this one: once, lest there be one a late row."""
+        whole, self._renews = self._renews == "rewrite", None
+        self._enqueue(self._gate.close())
+        self._ready.append(Renewal(step, whole))
+        self._gate = Gate(self._gate.order, wait=self._gate.wait)
 
     def _has(self, row: Row) -> bool:
         """Whether the target had a row before, or could not take it then."""
@@ -261,6 +245,8 @@ class Delivery:
         while (item := self._next()) is not None:
             if isinstance(item, Notice):
                 self._notify(item)
+            elif isinstance(item, Renewal):
+                self._begin_anew(item)
             else:
                 self._deliver(item)
         if self._note_withheld():
@@ -281,7 +267,39 @@ class Delivery:
             self._note(error)
             self._say("alert", f"an alert failed: {error}")
 
-    def _next(self) -> Row | Notice | None:
+    def _begin_anew(self, renewal: Renewal) -> None:
+        """Open the target again: a fresh run of it, or what goes back; tell that the whole story, if asked."""
+        back = renewal.whole and self._capabilities.rewinds
+        continues = {"target": target_of(self._backend), "step": renewal.step}
+        about = self._run if back else replace(self._run, fresh=True)
+        if not (back or renewal.whole):
+            about = replace(about, config={**about.config, "continues": continues})
+        try:
+            self._backend.close()
+            self._backend.open(about)
+            rows = self._story() if renewal.whole and self._story is not None else ()
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._note(error)
+            self.failure = error
+            self._switch_off(Row(renewal.step, {}, 0.0))
+            return
+        self._store = store_for(self._backend, self._cursors)
+        self._cursor = Cursor(self.name, target_of(self._backend))
+        self._say("rewind", f"step {renewal.step} comes too late or again: told to {target_of(self._backend)}")
+        for row in rows:
+            if not self._off:
+                self._deliver(row)
+                self._retold = row if self._retold is None else _both(self._retold, row)
+
+    def _is_retold(self, row: Row) -> bool:
+        """Whether a row that waited is among what was read of the log meanwhile; a late one is withheld."""
+        if self._retold is None or row.step > self._retold.step or self._gate.order is Order.ANY:
+            return False
+        if any(row.time > self._retold.commits.get(attempt, -1.0) for attempt in row.commits):
+            self._refused(row, errors.RewindError(f"expected a step above {self._retold.step}"))
+        return True
+
+    def _next(self) -> Row | Notice | Renewal | None:
         """Return the next row or alert to deliver, waiting for it; None at the end."""
         with self._changed:
             while not self._ready:
@@ -295,6 +313,8 @@ class Delivery:
             return self._ready.popleft()
 
     def _deliver(self, row: Row) -> None:
+        if self._is_retold(row):
+            return
         last: Exception | None = None
         for pause in (None, *self._pauses):
             if pause is not None:
@@ -368,6 +388,11 @@ class Delivery:
     def _switch_off(self, row: Row) -> None:
         with self._changed:
             self._off = True
-            self._dropped += 1 + sum(not isinstance(item, Notice) for item in self._ready)
+            self._dropped += 1 + sum(isinstance(item, Row) for item in self._ready)
             self._ready.clear()
         self._say("off", f"step {row.step} failed ({self._error}); switched off, `replay` fills the gap")
+
+
+def _both(one: Row, other: Row) -> Row:
+    """Return what two rows have told: the higher step, the newest commits."""
+    return Row(max(one.step, other.step), {}, other.time, newest(one.commits, other.commits))

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -19,9 +20,11 @@ from .backends import configured
 from .backends.base import RunInfo, check_backends
 from .config import StatsLoggerConfig, log_root, resolve
 from .console import say, tabulate_stats
-from .delivery import Delivery, Notice
+from .delivery import Delivery
 from .metrics import flatten, without_counts
+from .player import story_of
 from .redaction import redact_sensitive_config
+from .status import Notice
 from .steps import Row
 from .version import version_info
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .backends.base import Backend
-    from .delivery import Status
+    from .status import Status
 
 CLOSE_SECONDS: Final = 30.0
 """How long `close` waits for the backends, all together."""
@@ -204,7 +207,15 @@ class StatsLogger:
         )
         try:
             for backend in backends:
-                self._deliveries.append(Delivery(backend, about, about.path / "cursors"))
+                self._deliveries.append(
+                    Delivery(
+                        backend,
+                        about,
+                        about.path / "cursors",
+                        on_rewind=self.config.on_rewind,
+                        story=partial(story_of, about.path),
+                    )
+                )
         except BaseException as error:
             self._close("exception", f"{type(error).__name__}: {error}"[:500], CLOSE_SECONDS)
             raise

@@ -123,6 +123,11 @@ def tell_all(
     return reports
 
 
+def story_of(run_dir: Path) -> Story:
+    """Return what a run has committed by now."""
+    return Story(_metrics(run_dir, Selection(), "committed")[0])
+
+
 def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
     """Return what a recorded run says about itself; without a config it is named after its directories."""
     attempts = run.attempts()

@@ -66,7 +66,7 @@ class Gate:
         """Their steps."""
         self.replaced = 0
         """Values that a later commit of the same step overwrote before the step closed."""
-        self._wait = wait
+        self.wait = wait
         self._last = last_step
         self._told: set[str] | None = (
             None if last_step is not None else set()
@@ -86,6 +86,12 @@ class Gate:
         if self.order is not Order.ANY and self._open is None and (self._last is None or step > self._last):
             self._last, self._told = step, None
 
+    def takes(self, row: Row) -> bool:
+        """Whether `put` would withhold nothing of a row."""
+        if self._open is not None and row.step > self._open.step:
+            return True
+        return len(self._admit(row)) == len(row.metrics)
+
     def put(self, row: Row, now: float = 0.0) -> list[Row]:
         """Take one commit's metrics; return the steps that this closes, oldest first."""
         closed = self._close_for(row.step)
@@ -100,7 +106,7 @@ class Gate:
 
     def due(self) -> float | None:
         """Return when the open step closes if nothing more comes; None when no step is open."""
-        return None if self._open is None else self._touched + self._wait
+        return None if self._open is None else self._touched + self.wait
 
     def tick(self, now: float) -> list[Row]:
         """Return the step whose time has come, if any."""

@@ -71,24 +71,33 @@ def choose(
     Quantiles need the payload: they are said, and taken into account, where all of it is there; of `names`
     only those.
     """
-    chooser, rivals = _court(history, found, names, superseded=superseded)
-    return [spoken for those in rivals for spoken in chooser.speak(those)]
+    places = _standing(found, superseded=superseded)
+    chooser = _court(history, found, names, places)
+    return [spoken for those in _rivals(found, places) for spoken in chooser.speak(those)]
 
 
 def speaking(history: History, found: Segments, *, superseded: bool = False) -> Ints:
     """Return the segments that speak, also those of which no number is exported."""
-    chooser, rivals = _court(history, found, (), superseded=superseded)
-    return np.unique([segment for those in rivals for segment, *_ in chooser.decide(those)]).astype(np.int64)
+    ranked, firsts = _ranked(found, _standing(found, superseded=superseded))
+    alone = np.diff(np.append(firsts, len(ranked))) == 1
+    unheard = ranked[firsts[alone]]  # what has no rival needs no look at what was committed
+    contested = ranked[np.isin(np.arange(len(ranked)), firsts[alone], invert=True)]
+    if not len(contested):
+        return np.sort(unheard)
+    chooser = _court(history, found, (), contested)
+    heard = [segment for those in _rivals(found, contested) for segment, *_ in chooser.decide(those)]
+    return np.unique(np.concatenate([unheard, np.array(heard, np.int64)]))
 
 
-def _court(
-    history: History, found: Segments, names: Collection[str] | None, *, superseded: bool
-) -> tuple[_Chooser, Iterator[list[int]]]:
-    places = np.arange(len(found)) if superseded else np.flatnonzero(~found.superseded)
+def _standing(found: Segments, *, superseded: bool) -> Places:
+    return np.arange(len(found)) if superseded else np.flatnonzero(~found.superseded)
+
+
+def _court(history: History, found: Segments, names: Collection[str] | None, places: Places) -> _Chooser:
     numbers = _numbers(found, places)
     _add_quantiles(history, found, numbers, names)
     committed = _committed(history, {name for those in numbers.values() for name in those})
-    return _Chooser(found, numbers, committed), _rivals(found, places)
+    return _Chooser(found, numbers, committed)
 
 
 # -- numbers -------------------------------------------------------------------------------------------
@@ -176,6 +185,14 @@ def _committed(history: History, names: set[str]) -> dict[tuple[int, int, str], 
 
 def _rivals(found: Segments, places: Places) -> Iterator[list[int]]:
     """Yield the segments of each (attempt, step, key), the one to be preferred first."""
+    ranked, firsts = _ranked(found, places)
+    segments, stops = ranked.tolist(), np.append(firsts, len(ranked))[1:]
+    for start, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
+        yield segments[start:stop]
+
+
+def _ranked(found: Segments, places: Places) -> tuple[Places, Places]:
+    """Return segments in the order of `_rivals`, and where those of each (attempt, step, key) begin."""
     made = found.candidates
     candidate = found.candidate[places]
     keys = sorted({spec.key for spec in found.specs})
@@ -186,10 +203,7 @@ def _rivals(found: Segments, places: Places) -> Iterator[list[int]]:
     time = np.array([c.time for c in made], np.int64)[candidate]
     tier = np.array([_tier(c) for c in made], np.int64)[candidate]
     order = np.lexsort((candidate, -time, found.lowest[places], tier, key, step, attempt))
-    firsts = first_rows(attempt[order], step[order], key[order])
-    segments, stops = places[order].tolist(), np.append(firsts, len(order))[1:]
-    for start, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
-        yield segments[start:stop]
+    return places[order], first_rows(attempt[order], step[order], key[order])
 
 
 def _tier(candidate: Candidate) -> int:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,6 +61,7 @@ class _Frame:
 
     stream: schema.Stream
     file: str
+    after: int  # the place of the frame before it in the file
     place: int
     bytes: int
     step: int
@@ -166,7 +167,7 @@ def _finished(
     held: list[_Frame] = []
     step = -1
     for place in reader.places(files):
-        path = place.file.data
+        path, after = place.file.data, 0
         ranges = covered.get(path, ())
         with reader.opened(place.file, newest=place.newest) as segment:
             for slot, record in segment.entries() if segment.has_data else ():
@@ -180,7 +181,8 @@ def _finished(
                 open_windows -= {record.window} if record.last_of_window else set()
                 if not any(first <= slot < stop for first, stop in ranges):
                     file = path.relative_to(reader.run.path).as_posix()
-                    held.append(_Frame(place.file.stream, file, slot, record.length, step))
+                    held.append(_Frame(place.file.stream, file, after, slot, record.length, step))
+                after = slot
                 if not open_windows:
                     yield from (_at(frame, step) for frame in held)
                     held.clear()
@@ -189,7 +191,7 @@ def _finished(
 
 
 def _at(frame: _Frame, step: int) -> _Frame:
-    return frame if frame.step == step else _Frame(frame.stream, frame.file, frame.place, frame.bytes, step)
+    return frame if frame.step == step else replace(frame, step=step)
 
 
 def _ranges(frames: Sequence[_Frame], part_bytes: int) -> Iterator[tuple[tuple[int, int], Frames]]:
@@ -208,14 +210,14 @@ def _ranges(frames: Sequence[_Frame], part_bytes: int) -> Iterator[tuple[tuple[i
 
 
 def _as_ranges(frames: Iterable[_Frame]) -> Frames:
-    """Return frames by stream and file as ranges of places; what lies between two of them is no frame."""
+    """Return frames by stream and file as ranges of places, with what is no frame before each of them."""
     found: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for frame in frames:
         ranges = found.setdefault(frame.stream.name.lower(), {}).setdefault(frame.file, [])
-        if ranges and ranges[-1][1] == frame.place:
+        if ranges and ranges[-1][1] == frame.after + 1:
             ranges[-1] = (ranges[-1][0], frame.place + 1)
         else:
-            ranges.append((frame.place, frame.place + 1))
+            ranges.append((frame.after + 1, frame.place + 1))
     return {stream: {file: tuple(r) for file, r in those.items()} for stream, those in found.items()}
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Places = NDArray[np.intp]
 
+_NARROW: Final = ("float32", "float16", "bfloat16")  # dtypes that the payload holds as float32
 MOST: Final = 256 << 20  # bytes of values in memory at a time, where no limit is given
 
 
@@ -92,6 +93,37 @@ def draw(history: History, records: Places, steps: Ints, wanted: Wanted) -> Iter
     joined = _Joined(history, payload, records, wanted)
     for piece in pieces:
         yield from joined.drawn(piece)
+
+
+def gather(history: History, records: Places) -> tuple[NDArray[Any], Ints]:
+    """Return all values of some records, none of them twice, joined in their order, and how many of each.
+
+    For who wants nothing else of them: half the time of `draw`.
+    """
+    table = history.records.table
+    masks, counts = (
+        among(history, "kind", [Kind.DENOMINATOR.value])[records],
+        ints(table["count"], 0)[records],
+    )
+    kept = ~(masks | (sampled(history)[records] > 0))
+    narrow = among(history, "kind", [Kind.STAT.value]) & among(history, "dtype", _NARROW)
+    values = np.empty(counts.sum(), np.float32 if narrow[records[~masks]].all() else np.float64)
+    starts = np.cumsum(counts) - counts
+    for start, count in zip(starts[masks].tolist(), counts[masks].tolist(), strict=True):
+        values[start : start + count] = 1.0
+    ends = np.zeros(table.num_rows, np.int64)
+    ends[records] = starts
+    for place, own in Payload(history).values(records[kept]):
+        begin = ends[place]
+        ends[place] = end = begin + len(own)
+        values[begin:end] = own
+    found = np.where(masks, counts, ends[records] - starts)
+    if (found < counts).any():
+        there = np.ones(len(values), np.bool_)
+        for start, count, own in zip(starts.tolist(), counts.tolist(), found.tolist(), strict=True):
+            there[start + own : start + count] = False
+        values = values[there]
+    return values, found
 
 
 class _Plain:

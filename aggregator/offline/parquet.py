@@ -46,13 +46,15 @@ def write_part(
     covers: dict[str, dict[str, list[Cover]]] = {}
     for stream, those in frames.items():
         for path in (path for path in files if path in those):  # in the order of producers
-            file, good = files[path], list[int]()
+            file, bad = files[path], list[int]()
             with reader.opened(file, newest=False) as segment:
                 for slot, window, batch in _read(segment, those[path]):
-                    good.append(slot)
+                    if batch is None:
+                        bad.append(slot)
+                        continue
                     table = EXPORTS if stream == RECORDS and window < 0 else stream
                     batches[table].append((file.session, batch))
-            for first, stop in _ranges(good, those[path]):
+            for first, stop in _without(those[path], bad):
                 crc = index_checksum(file.data, first, stop)
                 covers.setdefault(stream, {}).setdefault(path, []).append(Cover(first, stop, crc))
     made = {
@@ -72,26 +74,28 @@ def write_part(
     return covers, told
 
 
-def _read(segment: Any, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield (place, window, rows) of the good frames in some ranges of places."""
+def _read(
+    segment: Any, ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+    """Yield (place, window, rows) of the frames in some ranges of places; no rows of a damaged one."""
     last = ranges[-1][1]
     for entries in segment.sealed(ranges[0][0]):
         for entry in entries:
             inside = any(first <= entry.slot < stop for first, stop in ranges)
-            if inside and entry.record is not None and entry.batch is not None:
+            if inside and entry.read:
                 yield entry.slot, entry.record.window, entry.batch
         if entries and entries[-1].slot >= last:
             return
 
 
-def _ranges(good: Sequence[int], asked: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that were asked for without the places that are not good."""
-    places = np.array(good, np.int64)
-    for first, stop in asked:
-        own = places[(places >= first) & (places < stop)]
-        for run in np.split(own, np.flatnonzero(np.diff(own) > 1) + 1):
-            if len(run):
-                yield int(run[0]), int(run[-1]) + 1
+def _without(ranges: Sequence[tuple[int, int]], bad: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of places without some places."""
+    for first, stop in ranges:
+        begin = first
+        for place in [*(one for one in bad if first <= one < stop), stop]:
+            if begin < place:
+                yield begin, place
+            begin = place + 1
 
 
 def _texts(batches: _Batches, kind: pa.Schema, columns: Sequence[str]) -> pa.Table:

@@ -16,9 +16,10 @@ import pyarrow as pa
 from eventlog import Kind, moments
 from eventlog import histogram as fixed
 
+from .drawing import gather
 from .grouping import merge, pool
 from .payload import cuts
-from .reading import ints
+from .placing import first_rows
 from .scaleout import Question, alone, binned
 from .statistics import (
     ALWAYS,
@@ -212,21 +213,17 @@ def _measured(seen: Tally) -> tuple[Ints, Deviations]:
 def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:
     """Return the quantiles of each group: of as many groups at a time as fit into memory."""
     made, most = seen.made, max(1, seen.wanted.most // 8)
-    found: list[list[float | None]] = [[None] * len(asked)] * len(made)
+    found: dict[int, list[float | None]] = {}
     seen.begin()
     elsewhere = seen.wanted.elsewhere
-    if elsewhere is not None and elsewhere.holds_groups(seen):
-        asking = Question(seen.asked, alone(seen.wanted), quantiles=tuple(asked))
-        for i, which, known in elsewhere.ask(seen, asking):
-            groups = np.unique(made.of[i][which])[known["known"]].tolist()
-            for group, row in zip(groups, known["quantiles"][known["known"]].tolist(), strict=True):
-                found[group] = row
-        seen.check()
-        return found
-    for i, history in enumerate(seen.histories):
+    asks = elsewhere is not None and elsewhere.holds_groups(seen)
+    asking = Question(seen.asked, alone(seen.wanted), quantiles=tuple(asked))
+    for i, which, known in elsewhere.ask(seen, asking) if asks else ():
+        groups = np.unique(made.of[i][which])[known["known"]].tolist()
+        found.update(zip(groups, known["quantiles"][known["known"]].tolist(), strict=True))
+    for i in range(len(seen.histories)) if not asks else ():
         of = made.of[i]
-        counts = ints(history.records.table["count"], 0)[made.records[i]]
-        totals = np.bincount(of, weights=counts, minlength=len(made)).astype(np.int64)
+        totals = np.bincount(of, weights=seen.counts(i), minlength=len(made)).astype(np.int64)
         first = np.full(len(made), np.iinfo(np.int64).max)
         np.minimum.at(first, of, made.steps[i])
         groups = np.unique(of)
@@ -236,13 +233,30 @@ def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:
             if len(batch) == 1 and totals[batch[0]] > most:
                 found[batch[0]] = _large(seen, i, which, asked)
                 continue
+            if seen.wanted.alone and len(np.unique(made.records[i][which])) == len(which):
+                found.update(_gathered(seen, i, which, asked))
+                continue
             parts: dict[int, list[NDArray[Any]]] = {group: [] for group in batch.tolist()}
             for _, group, drawn in seen.draw_of(i, which):
                 parts[group].append(drawn.values)
             for group in batch.tolist():
                 found[group] = quantiles(np.concatenate([*parts.pop(group), _EMPTY]), asked)
     seen.check()
-    return found
+    return [found.get(group, [None] * len(asked)) for group in range(len(made))]
+
+
+def _gathered(
+    seen: Tally, i: int, which: Places, asked: Sequence[float]
+) -> Iterator[tuple[int, list[float | None]]]:
+    """Yield (group, its quantiles) of some records of the i-th history that lie in memory together."""
+    records, of = seen.made.records[i], seen.made.of[i]
+    which = which[np.lexsort((records[which], seen.made.steps[i][which], of[which]))]
+    values, counts = gather(seen.histories[i], records[which])
+    seen.note(i, which, counts, seen.counts(i)[which] - counts, np.zeros_like(counts))
+    firsts = first_rows(of[which])
+    ends = np.cumsum(counts)[np.append(firsts[1:], len(which)) - 1]
+    for group, own in zip(of[which][firsts].tolist(), np.split(values, ends[:-1]), strict=True):
+        yield group, quantiles(own, asked)
 
 
 def _large(seen: Tally, i: int, which: Places, asked: Sequence[float]) -> list[float | None]:

@@ -11,6 +11,7 @@ from eventlog import errors, schema
 
 from .drawing import draw
 from .payload import sampled
+from .reading import ints
 from .statistics import SUMMARIES
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Tally:
         self._keys = ", ".join(map(repr, asked.keys))
         self._read = False
         self.begin()
+
+    def counts(self, i: int) -> Ints:
+        """Return how many values each record of the i-th history had."""
+        return ints(self.histories[i].records.table["count"], 0)[self.made.records[i]]
 
     def begin(self) -> None:
         """Count anew, before a pass over the values."""

@@ -40,7 +40,8 @@ class Edition(Protocol):
 class Contents:
     """What a replayed run says, and a digest of it that does not depend on the tracker's version.
 
-    Rows that `refuses` (it returns whether the tracker would never take them) are counted, not told.
+    Rows that `refuses` (it returns whether the tracker would never take them) are counted, not told. `draws`:
+    histograms are told.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Contents:
         rows: Iterable[Row],
         names: Names,
         refuses: Callable[[Row], bool] = lambda _: False,
+        *,
+        draws: bool = False,
     ) -> None:
         self.about = about
         self.config = config
         self.refused = self.steps = 0
         self._rows = rows
-        self._names = names
+        self.names = names
         self._refuses = refuses
         self.started = started or next((row.time for row in rows), 0.0)
         digest = hashlib.blake2b(_json([dict(about), dict(config), self.started]), digest_size=16)
@@ -66,17 +69,19 @@ class Contents:
             else:
                 self.steps += 1
                 digest.update(_json([row.step, row.time, *names.row(row.metrics).items()]))
+                if row.histograms and draws:
+                    digest.update(_json(dict(row.histograms)))
         self.digest = digest.hexdigest()
 
     def rows(self) -> Iterator[tuple[Row, dict[str, float]]]:
         """Yield each row with its metrics under the tracker's names."""
         for row in self._rows:
             if not self._refuses(row):
-                yield row, self._names.row(row.metrics)
+                yield row, self.names.row(row.metrics)
 
     def written(self, sent: int, skipped: int) -> Written:
         """Return the account of a rewrite."""
-        return Written(sent, skipped, len(self._names.renamed), self.refused)
+        return Written(sent, skipped, len(self.names.renamed), self.refused)
 
 
 def publish(

@@ -161,6 +161,8 @@ class SwanlabBackend(_Named):
         """Start a new run's file."""
         parent = self._path = self._path or run.path / "live" / "swanlab"
         about, now = self._about(run), clock.time()
+        if run.fresh:
+            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
         while (folder := parent / run_directory(now, about["id"])).exists():
             now += 1.0
         try:

@@ -16,12 +16,13 @@ import logging
 import os
 import re
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
-from ..steps import Order, Row
+from ..steps import Histogram, Order, Row
 from . import directory
 from .base import Capabilities, Written
 from .tensorboard_file import framed, proto, records, scalars
@@ -46,7 +47,7 @@ class TensorBoardBackend:
     """
 
     name = "tensorboard"
-    capabilities = Capabilities(order=Order.FORWARD, rewinds=True)
+    capabilities = Capabilities(order=Order.FORWARD, rewinds=True, histograms=True)
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, double: bool = False) -> None:
         if find_spec("tensorboard") is None:
@@ -58,6 +59,7 @@ class TensorBoardBackend:
         self._file: _EventFile | None = None
         self._started = 0.0
         self._resumes = False
+        self._drawn: dict[str, Histogram] = {}
 
     @property
     def target(self) -> str:
@@ -87,6 +89,11 @@ class TensorBoardBackend:
         self._file = _EventFile.create(folder, run.started)
         self._file.append(*_about(run))
 
+    def histogram(self, step: int, name: str, histogram: Histogram, time: float) -> None:
+        """Keep a histogram for the step's event."""
+        del step, time
+        self._drawn[name] = histogram
+
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append one event with all metrics of the step; it is in the file when this returns."""
         if self._file is None:
@@ -95,11 +102,12 @@ class TensorBoardBackend:
             )
         start = [_session_start(step, time)] if self._resumes else []
         try:
-            self._file.append(*start, _scalars(step, metrics, time, double=self._double))
+            self._file.append(*start, _values(step, metrics, time, self._drawn, double=self._double))
         except (OSError, errors.BackendError):
             self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
             raise
         self._resumes = False
+        self._drawn = {}
 
     def last_step(self) -> int | None:
         """Return the highest step in the directory's event files."""
@@ -254,7 +262,7 @@ def _segments(
     begun = 0.0
     for row in rows:
         begun = begun if events else row.time
-        events.append(_scalars(row.step, row.metrics, row.time, double=double))
+        events.append(_values(row.step, row.metrics, row.time, row.histograms, double=double))
         if len(events) == STEPS_PER_SEGMENT:
             yield [_file_version(begun)], events
             events = []
@@ -272,20 +280,47 @@ def _session_start(step: int, time: float) -> bytes:
     return pb.Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
-def _scalars(step: int, metrics: Mapping[str, float], time: float, *, double: bool) -> bytes:
+def _values(
+    step: int,
+    metrics: Mapping[str, float],
+    time: float,
+    drawn: Mapping[str, Histogram],
+    *,
+    double: bool,
+) -> bytes:
+    histograms = [_histogram(name, histogram) for name, histogram in drawn.items()]
+    return _event(step, time, _scalars(metrics, double=double) + histograms)
+
+
+def _histogram(name: str, histogram: Histogram) -> Any:
+    """Return a histogram; its sums are those of the middles of the bins."""
+    edges, counts = histogram
+    middles = [left + (right - left) / 2 for left, right in pairwise(edges)]
+    drawn = proto("histogram").HistogramProto(
+        min=edges[0],
+        max=edges[-1],
+        num=sum(counts),
+        sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
+        sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+        bucket_limit=edges,
+        bucket=[0, *counts],  # the first ends where the values begin
+    )
+    return proto("summary").Summary.Value(tag=name, histo=drawn)
+
+
+def _scalars(metrics: Mapping[str, float], *, double: bool) -> list[Any]:
     value = proto("summary").Summary.Value
     if not double:
-        return _event(step, time, [value(tag=key, simple_value=number) for key, number in metrics.items()])
+        return [value(tag=key, simple_value=number) for key, number in metrics.items()]
     summary, tensor = proto("summary"), proto("tensor").TensorProto
     plugin = summary.SummaryMetadata(
         plugin_data=summary.SummaryMetadata.PluginData(plugin_name="scalars"),
         data_class=summary.DATA_CLASS_SCALAR,
     )
-    values = [
+    return [
         value(tag=key, metadata=plugin, tensor=tensor(dtype="DT_DOUBLE", double_val=[number]))
         for key, number in metrics.items()
     ]
-    return _event(step, time, values)
 
 
 def _event(step: int, time: float, values: list[Any]) -> bytes:

@@ -30,8 +30,10 @@ from .trackio_server import TrackioServerBackend
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from ..steps import Row
+    from ..steps import Histogram, Row
     from .base import Backend, RunInfo, Selection
+
+Logged = tuple[int, dict[str, Any], float, str]  # step, row, time, id
 
 _BATCH: Final = 1000  # rows a transaction
 _swapping = threading.RLock()
@@ -74,7 +76,7 @@ class TrackioBackend(TrackioRun):
     A step told again replaces what it tells again.
     """
 
-    capabilities = Capabilities(order=Order.ANY, rewinds=True)
+    capabilities = Capabilities(order=Order.ANY, rewinds=True, histograms=True)
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class TrackioBackend(TrackioRun):
         self._path = None if path is None else Path(path).absolute()
         self._config: dict[str, Any] | None = None
         self._open = False
+        self._drawn: dict[str, Histogram] = {}
 
     @property
     def target(self) -> str:
@@ -103,19 +106,25 @@ class TrackioBackend(TrackioRun):
             storage.init_db(self.project)
         self._open = True
 
+    def histogram(self, step: int, name: str, histogram: Histogram, time: float) -> None:
+        """Keep a histogram for the step's row."""
+        del step, time
+        self._drawn[name] = histogram
+
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Add the row; what was told before of the same keys at this step goes."""
         if not self._open:
             raise errors.BackendError(
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
-        row = self.names.row(metrics)
+        row = self._row(metrics, self._drawn)
         row_id = self.row_id(step, row, time)
         with _told(self.target):
             self._put([(step, row, time, row_id)], self._config)
             with self._database() as database:
                 _forget(database, self.run_id, step, row.keys(), row_id)
         self._config = None
+        self._drawn = {}
 
     def alert(self, title: str, text: str, level: str, step: int | None) -> None:
         """Add an alert to those of the run."""
@@ -148,9 +157,9 @@ class TrackioBackend(TrackioRun):
         directory.check_selection(marker, selection, self._file())
         held, wanted = self._held(), set[str]()
         sent = skipped = 0
-        batch: list[tuple[int, dict[str, float], float, str]] = []
+        batch: list[Logged] = []
         for row in rows:
-            named = self.names.row(row.metrics)
+            named = self._row(row.metrics, row.histograms)
             row_id = self.row_id(row.step, named, row.time)
             wanted.add(row_id)
             if row_id in held:
@@ -166,9 +175,14 @@ class TrackioBackend(TrackioRun):
             self._mark(marker, directory.with_selection(marker, selection))
         return Written(sent, skipped, len(self.names.renamed))
 
-    def _flush(
-        self, batch: list[tuple[int, dict[str, float], float, str]], run: RunInfo, *, dry_run: bool
-    ) -> None:
+    def _row(self, metrics: Mapping[str, float], drawn: Mapping[str, Histogram]) -> dict[str, Any]:
+        """Return a row as Trackio keeps it."""
+        row: dict[str, Any] = self.names.row(metrics)
+        for name, (edges, counts) in drawn.items():
+            row[self.names.to(name)] = {"_type": "trackio.histogram", "bins": edges, "values": counts}
+        return row
+
+    def _flush(self, batch: list[Logged], run: RunInfo, *, dry_run: bool) -> None:
         if batch and not dry_run:
             with _told(self.target):
                 self._put(batch, config_of(run))
@@ -196,9 +210,7 @@ class TrackioBackend(TrackioRun):
             finally:
                 module.TRACKIO_DIR = own
 
-    def _put(
-        self, rows: list[tuple[int, dict[str, float], float, str]], config: dict[str, Any] | None
-    ) -> None:
+    def _put(self, rows: list[Logged], config: dict[str, Any] | None) -> None:
         steps, metrics, times, ids = (list(column) for column in zip(*rows, strict=True))
         with self._storage() as storage:
             storage.bulk_log(

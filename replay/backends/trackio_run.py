@@ -50,7 +50,7 @@ class TrackioRun:
         self.run = chosen["name"] or run.trial
         self.run_id = run.id
 
-    def row_id(self, step: int, row: Mapping[str, float], time: float) -> str:
+    def row_id(self, step: int, row: Mapping[str, Any], time: float) -> str:
         """Return the id that a row of this content always has."""
         content = json.dumps([step, time, *row.items()]).encode()
         return f"{self.run_id}:{step}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"

@@ -31,7 +31,7 @@ from .wandb_file import WandbEdition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..steps import Row
+    from ..steps import Histogram, Row
     from .base import Backend, RunInfo, Selection, Written
 
 _FLUSH_SECONDS: Final = 0.5  # wandb's own default loses up to 15 s to a SIGKILL
@@ -65,7 +65,7 @@ class WandbBackend:
     """
 
     name = "wandb"
-    capabilities = Capabilities(order=Order.STRICT)
+    capabilities = Capabilities(order=Order.STRICT, histograms=True)
     mode: ClassVar[str] = "online"
     _running: ClassVar[set[int]] = set()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -111,6 +111,7 @@ class WandbBackend:
         self._timeout = float(timeout)
         self._names = names()
         self._run: Any = None
+        self._drawn: dict[str, Any] = {}
         self._told: int | None = None
         self._held: int | None = None
         self._address = ""
@@ -156,6 +157,13 @@ class WandbBackend:
         self._held = self._run.starting_step - 1 if self._run.starting_step else None
         self._told = None
 
+    def histogram(self, step: int, name: str, histogram: Histogram, time: float) -> None:
+        """Keep a histogram for the step's row."""
+        del step, time
+        edges, counts = histogram
+        drawn = _import().Histogram(np_histogram=(list(counts), list(edges)))
+        self._drawn[self._names.to(name)] = drawn
+
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Log one row with its step and its time; RefusedError for one that wandb would leave out."""
         if self._run is None:
@@ -167,7 +175,8 @@ class WandbBackend:
             raise errors.RefusedError(
                 f"expected a row of at most {_LARGEST_ROW} bytes, got {size} at step {step}: {self.target}"
             )
-        self._log({**row, "_timestamp": time}, step)
+        self._log({**row, **self._drawn, "_timestamp": time}, step)
+        self._drawn = {}
         self._told = step
 
     def alert(self, title: str, text: str, level: str, step: int | None) -> None:
@@ -269,7 +278,7 @@ class WandbBackend:
 class WandbSharedBackend(WandbBackend):
     """A run that several processes write to. It cannot say which steps it has: the cursor alone knows."""
 
-    capabilities = Capabilities(order=Order.FORWARD, reads_back=False)
+    capabilities = Capabilities(order=Order.FORWARD, reads_back=False, histograms=True)
     mode = "shared"
 
     def __init__(self, **options: Any) -> None:
@@ -293,7 +302,7 @@ class WandbOfflineBackend(WandbBackend):
     """Files in a directory below `path`, RUN/wandb for replay; `wandb sync DIRECTORY` uploads them."""
 
     # Files of different lifetimes are never continued: each begins empty, and no cursor outlives it.
-    capabilities = Capabilities(order=Order.STRICT, lasts=False)
+    capabilities = Capabilities(order=Order.STRICT, lasts=False, histograms=True)
     mode = "offline"
 
     @property
@@ -304,7 +313,10 @@ class WandbOfflineBackend(WandbBackend):
     def open(self, run: RunInfo) -> None:
         """Start an offline run beside any other run of this process; nothing is asked, nothing is sent."""
         self._path = self._path or run.path / "live"
-        self._begin(run, self._about(run, time.time()))
+        about = self._about(run, time.time())
+        if run.fresh:
+            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        self._begin(run, about)
         self._told = None
 
     def rewrite(
@@ -317,7 +329,9 @@ class WandbOfflineBackend(WandbBackend):
         """
         folder = self._path = self._path or run.path / "wandb"
         about = self._about(run, run.started)
-        contents = Contents(about, described(run), run.started, rows, self._names, self._is_too_large)
+        contents = Contents(
+            about, described(run), run.started, rows, self._names, self._is_too_large, draws=True
+        )
         edition = WandbEdition(contents)
         return publish(edition, folder, run, selection, dry_run=dry_run, taken=_was_synced)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ..steps import Histogram
     from .edition import Contents
 
 _OWN: Final = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
@@ -82,6 +83,7 @@ class WandbEdition:
                 "_step": _number(row.step),
                 "_runtime": _number(max(0.0, row.time - self.contents.started)),
             }
+            items |= {self.contents.names.to(name): _drawn(h) for name, h in row.histograms.items()}
             last |= items
             history = pb.HistoryRecord(step=pb.HistoryStep(num=row.step))
             for key, value in items.items():
@@ -129,6 +131,11 @@ class WandbFile:
 
 def _value(item: Any) -> tuple[str, Any]:
     return item.key or ".".join(item.nested_key), json.loads(item.value_json)
+
+
+def _drawn(histogram: Histogram) -> str:
+    """Return a histogram as wandb keeps it."""
+    return json.dumps({"_type": "histogram", "values": histogram.counts, "bins": histogram.edges})
 
 
 def _number(value: float) -> str:
