@@ -68,7 +68,7 @@ def replay(
             "--option",
             "-o",
             metavar="BACKEND.OPTION=VALUE",
-            help="An option of a backend (BACKEND:NAME.OPTION=VALUE of a named one); repeatable, also for lists.",
+            help="An option of a backend, named as in --to; repeatable, also for lists.",
             show_default=False,
         ),
     ] = None,
@@ -95,7 +95,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="STATISTIC",
-            help="Tell this of every recorded key too, from the payload: p99, std, … or histogram; repeatable.",
+            help="Tell this of every recorded key, too: p99, std, … or histogram, from the payload; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -141,13 +141,14 @@ def replay(
     Each tracker is told what it lacks of what was committed; doing it again tells nothing twice.
 
     The counts are of steps; that of folded of values: where a commit or a step gives a key several values,
-    the last is told; that of untold of histograms, and that of partial of statistics whose values are not all
-    kept. Of several runs each is told, whatever befalls another; a path given for a target gets a directory
-    for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged, when a target
-    refused steps or can no longer take them (withheld), or when something is untold or partial.
+    the last is told; that of untold of histograms a target cannot show; that of partial of statistics whose
+    values are not all kept. Of several runs each is told, whatever befalls another; a path given for a target
+    gets a directory for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is
+    damaged, when a target refused steps or can no longer take them (withheld), or when something is untold
+    or partial.
 
-    With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end, and
-    TensorBoard's lie in RUN_DIR/live/tensorboard.
+    With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end,
+    and TensorBoard's lie in RUN_DIR/live/tensorboard.
     """
     check_bounds(since, until)
     overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]

@@ -89,8 +89,9 @@ class StatsLoggerConfig:
 
     `on_rewind` says what happens when a step comes that a tracker can no longer take: "warn" counts it and
     warns once, "error" raises RewindError at the commit (which is in the log by then), "new_run" goes on in a
-    new run of the tracker, "rewrite" tells that everything from the log, or the same run where the tracker can
-    go back (TensorBoard). The last two happen once in a lifetime; what comes too late after that is counted.
+    new run of the tracker, "rewrite" tells everything from the log to a new run, or to the same where the
+    tracker can go back (TensorBoard). The last two happen once in a lifetime; what comes too late after that
+    is counted.
     """
 
     experiment_name: str = MISSING

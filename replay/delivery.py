@@ -18,7 +18,7 @@ from eventlog import errors
 from .backends.base import capabilities_of, name_of, store_for, target_of, tell
 from .cursor import Cursor
 from .status import Notice, Renewal, Status
-from .steps import DEFAULT_WAIT, Gate, Order, Row, named, newest, numbered
+from .steps import DEFAULT_WAIT, Gate, Order, Row, named, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ class Delivery:
         self._cursors = cursors
         self._renews = on_rewind if on_rewind in ("new_run", "rewrite") else None
         self._story = story
-        self._retold: Row | None = None
+        self._retold: Cursor | None = None  # what the story had
         self._keeps = keeps
         self._pauses = PAUSES if pauses is None else pauses
         self._queue_rows = queue_rows
@@ -196,7 +196,9 @@ class Delivery:
             cursor.last_step = None  # told anew from here on
             return cursor, None
         last = self._backend.last_step()
-        if self._capabilities.rewinds:  # the cursor knows from where on: the target may hold what was taken back
+        if (
+            self._capabilities.rewinds
+        ):  # the cursor knows from where on: the target may hold what was taken back
             whole = cursor.last_step is not None and last is not None and last >= cursor.last_step
             return (cursor, cursor.last_step) if whole else (new, None)
         if last is None and not self._capabilities.reads_back:
@@ -268,7 +270,7 @@ class Delivery:
             self._say("alert", f"an alert failed: {error}")
 
     def _begin_anew(self, renewal: Renewal) -> None:
-        """Open the target again: a fresh run of it, or what goes back; tell that the whole story, if asked."""
+        """Open the target again: a fresh run of it, or what goes back; tell it the whole story, if asked."""
         back = renewal.whole and self._capabilities.rewinds
         continues = {"target": target_of(self._backend), "step": renewal.step}
         about = self._run if back else replace(self._run, fresh=True)
@@ -285,18 +287,21 @@ class Delivery:
             return
         self._store = store_for(self._backend, self._cursors)
         self._cursor = Cursor(self.name, target_of(self._backend))
-        self._say("rewind", f"step {renewal.step} comes too late or again: told to {target_of(self._backend)}")
+        self._say(
+            "rewind", f"step {renewal.step} comes too late or again: told to {target_of(self._backend)}"
+        )
         for row in rows:
             if not self._off:
                 self._deliver(row)
-                self._retold = row if self._retold is None else _both(self._retold, row)
+        self._retold = replace(self._cursor)
 
     def _is_retold(self, row: Row) -> bool:
         """Whether a row that waited is among what was read of the log meanwhile; a late one is withheld."""
-        if self._retold is None or row.step > self._retold.step or self._gate.order is Order.ANY:
+        last = None if self._retold is None else self._retold.last_step
+        if self._retold is None or last is None or row.step > last or self._gate.order is Order.ANY:
             return False
-        if any(row.time > self._retold.commits.get(attempt, -1.0) for attempt in row.commits):
-            self._refused(row, errors.RewindError(f"expected a step above {self._retold.step}"))
+        if any(row.time > self._retold.acknowledged.get(attempt, -1.0) for attempt in row.commits):
+            self._refused(row, errors.RewindError(f"expected a step above {last}"))
         return True
 
     def _next(self) -> Row | Notice | Renewal | None:
@@ -314,7 +319,7 @@ class Delivery:
 
     def _deliver(self, row: Row) -> None:
         if self._is_retold(row):
-            return
+            return None
         last: Exception | None = None
         for pause in (None, *self._pauses):
             if pause is not None:
@@ -391,8 +396,3 @@ class Delivery:
             self._dropped += 1 + sum(isinstance(item, Row) for item in self._ready)
             self._ready.clear()
         self._say("off", f"step {row.step} failed ({self._error}); switched off, `replay` fills the gap")
-
-
-def _both(one: Row, other: Row) -> Row:
-    """Return what two rows have told: the higher step, the newest commits."""
-    return Row(max(one.step, other.step), {}, other.time, newest(one.commits, other.commits))

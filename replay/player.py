@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("areal_metrics.replay")
 
+
 def play(
     run_dir: str | os.PathLike[str],
     backends: Sequence[Backend],
@@ -64,8 +65,9 @@ def play(
     superseded steps where no later attempt has them; `source="recomputed"` tells what the log says instead of
     what was committed. `stats` adds statistics of the recorded values of every selected key, under
     `KEY/STATISTIC`: those of `Session.reduce` (p99, std …), and "histogram" for targets that show them.
-    `rename` maps names by regular expressions. `cursors` is the folder that remembers what targets took, RUN/cursors by default.
-    `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a bar on a terminal.
+    `rename` maps names by regular expressions. `cursors` is the folder that remembers what targets took,
+    RUN/cursors by default. `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a
+    bar on a terminal.
 
     A target is told each key once a step: of the rows of one commit, and of several commits of a step, the
     last value; the log keeps the others, and the reports count them (`folded`). Damage in the log does not
@@ -159,6 +161,7 @@ def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table
 
 
 def select(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:
+    """Return what is selected; StepError for what is no step."""
     return Selection(
         None if since is None else as_step(since),
         None if until is None else as_step(until),

@@ -168,6 +168,7 @@ def _finished(
     step = -1
     for place in reader.places(files):
         path, after = place.file.data, 0
+        file = path.relative_to(reader.run.path).as_posix()
         ranges = covered.get(path, ())
         with reader.opened(place.file, newest=place.newest) as segment:
             for slot, record in segment.entries() if segment.has_data else ():
@@ -180,7 +181,6 @@ def _finished(
                     open_windows.add(record.window)
                 open_windows -= {record.window} if record.last_of_window else set()
                 if not any(first <= slot < stop for first, stop in ranges):
-                    file = path.relative_to(reader.run.path).as_posix()
                     held.append(_Frame(place.file.stream, file, after, slot, record.length, step))
                 after = slot
                 if not open_windows:

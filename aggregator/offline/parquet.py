@@ -119,7 +119,7 @@ def _starts(rows: pa.Table) -> range:
 
 def _by_key(batches: _Batches, records: pa.Table) -> Iterator[pa.Table]:
     """Yield payload rows by key and window, a row group at a time; all rows of a record in one."""
-    rows = pa.Table.from_batches([batch for _, batch in batches], schema.PAYLOAD)
+    rows = pa.Table.from_batches([batch for _, batch in batches], schema.PAYLOAD).combine_chunks()
     sessions = _sessions(batches)
     key, window = _whose(records, sessions, ints(rows["record_id"]))
     of, ids, element = sessions.indices.to_numpy(), ints(rows["record_id"]), ints(rows["element"], 0)

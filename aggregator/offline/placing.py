@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _WINDOW_BITS: Final = 40
+_DENSE: Final = 8  # numbers that lie in a range of so many times their count are close together
 BOUND_BY: Final = (timeline.GIVEN, timeline.COMMIT, timeline.EXPORT, timeline.TIME)
 
 
@@ -161,12 +162,23 @@ def _repeated(rows: Rows, steps: Ints, among: Bools, since: Places) -> Bools:
 
 def groups(*columns: Ints) -> tuple[Places, int]:
     """Number the distinct rows of some columns in sorted order; return each row's number, and how many."""
-    numbers, n = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        values, places = np.unique(column, return_inverse=True)
-        distinct, numbers = np.unique(numbers * len(values) + places, return_inverse=True)
-        n = len(distinct)
+    numbers, n = _ranked(columns[0])
+    for column in columns[1:]:
+        places, m = _ranked(column)
+        numbers, n = _ranked(numbers * m + places)
     return numbers, n
+
+
+def _ranked(values: Ints) -> tuple[Places, int]:
+    """Return the place of each value among the distinct ones in sorted order, and how many there are."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, -1)
+    if high - low > _DENSE * len(values):
+        distinct, places = np.unique(values, return_inverse=True)
+        return places, len(distinct)
+    there = np.zeros(high - low + 1, np.bool_)  # close together: nothing needs to be sorted
+    there[values - low] = True
+    place = np.cumsum(there) - 1
+    return place[values - low], int(np.count_nonzero(there))
 
 
 def _epochs(attempts: Ints, steps: Ints, epochs: Mapping[tuple[int, int], int]) -> Ints:

@@ -216,8 +216,9 @@ def _merge(
 
 def _numbered(*columns: Ints) -> tuple[Places, Places]:
     """Number distinct rows in the order in which they first appear; return (numbers, first places)."""
-    numbers, _ = groups(*columns)
-    _, first, numbers = np.unique(numbers, return_index=True, return_inverse=True)
+    numbers, n = groups(*columns)
+    first = np.zeros(n, np.intp)
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal indices the last assignment stands
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

@@ -208,7 +208,15 @@ def test_names_can_be_changed_and_statistics_added(ask: Ask, root: Path, tmp_pat
 
 def test_a_finished_run_can_be_followed(ask: Ask, root: Path, tmp_path: Path) -> None:
     """--follow ends when there is nothing to wait for; what it cannot do is refused."""
-    words = ["replay", root / "a", "--follow", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}"]
+    words = [
+        "replay",
+        root / "a",
+        "--follow",
+        "--to",
+        "tensorboard",
+        "-o",
+        f"tensorboard.path={tmp_path / 'tb'}",
+    ]
     answer = ask(*words, "--cursors", tmp_path / "cursors", "--json", "--wait", 0)
     assert (0, STEPS, "4-5") == (
         answer.code,

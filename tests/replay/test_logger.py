@@ -235,7 +235,7 @@ def test_tensorboard_is_written_anew_where_it_was(tmp_path: Path) -> None:
 
 
 def test_offline_files_are_written_anew_beside(tmp_path: Path) -> None:
-    """on_rewind rewrite and new_run: a wandb run of its own, with everything or from the late step on (a3)."""
+    """on_rewind rewrite, new_run: a wandb run of its own, with everything or from the late step on (a3)."""
     for policy, steps in (("rewrite", [0, 1, 2, 3, 4]), ("new_run", [1, 2, 4])):
         parts = {"wandb": WandBConfig(mode="offline"), "on_rewind": policy}
         with logger(tmp_path, trial=policy, **parts) as log:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-
 from eventlog.errors import QueryError
 from replay import MemoryBackend, open_backend, play
 from replay.statistics import MOST_BINS, joined
@@ -107,7 +106,7 @@ def test_what_is_selected_decides_of_what_there_are_statistics(tmp_path: Path) -
     mine = MemoryBackend()
     play(run, [mine], keys="a/*", stats=["p99"], rename={"^a/": "b/"})
     assert {"b/v/avg", "b/v/min", "b/v/max", "b/v/p99"} == set(mine.rows[0][1])
-    with pytest.raises(QueryError, match="expected statistics of .*got 'mode'"):
+    with pytest.raises(QueryError, match=r"expected statistics of .*got 'mode'"):
         play(run, [mine], stats=["mode"])
     with pytest.raises(QueryError, match="expected recorded values for the statistics, got none"):
         play(run, [mine], keys="n", stats=["p99"])

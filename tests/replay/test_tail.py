@@ -207,7 +207,9 @@ def test_an_interrupt_ends_it_with_everything_told_remembered(tmp_path: Path) ->
     assert [(step, value(step)) for step in range(12)] == steps(rows)
 
 
-def test_a_run_that_gives_no_sign_of_life_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_gives_no_sign_of_life_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """What a dead run left is told, then it is said that nothing comes any more."""
     run = build(tmp_path / "run", (range(3), value))
     mine = MemoryBackend()
@@ -260,7 +262,7 @@ def test_a_part_can_be_followed_under_other_names(tmp_path: Path) -> None:
 
 
 def test_one_backend_that_fails_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
-    """The others are told to the end; then the error is raised. When all fail there is nothing to wait for."""
+    """The others are told to the end, then the error is raised; when all fail nothing is waited for."""
     run = finished(build(tmp_path / "run", (range(5), value)))
 
     class Gone(MemoryBackend):
@@ -316,7 +318,7 @@ with StatsLogger(StatsLoggerConfig("exp", "t0", str(place)), run=place / "run") 
 """
 
 
-def seen(place: Path, of: Mapping[str, Callable[[], Rows]], until: Callable[[], bool]) -> dict[Any, float]:
+def seen(of: Mapping[str, Callable[[], Rows]], until: Callable[[], bool]) -> dict[Any, float]:
     """Return when each step with each value was first found at each target."""
     found: dict[Any, float] = {}
     while not until():
@@ -356,10 +358,8 @@ def test_a_second_process_follows_a_run_that_is_killed_and_resumed(tmp_path: Pat
         for first, last, dies in ((0, 25, 1), (15, 45, 0)):
             trainer = [sys.executable, "-c", TRAINER, str(tmp_path), *map(str, (first, last, dies))]
             with subprocess.Popen(trainer, cwd=ROOT) as training:
-                over = (
-                    (lambda p=training: p.poll() is not None) if dies else (tmp_path / "ending").exists
-                )
-                found |= {key: at for key, at in seen(run, readers, over).items() if key not in found}
+                over = (lambda p=training: p.poll() is not None) if dies else (tmp_path / "ending").exists
+                found |= {key: at for key, at in seen(readers, over).items() if key not in found}
             assert (-signal.SIGKILL if dies else 0) == training.returncode
         out, _ = following.communicate(timeout=120)
         assert 0 == following.returncode, out

@@ -1,0 +1,51 @@
+"""Tables derived from a run: smaller, quicker to ask, and gone without harm."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from . import render
+from .options import EngineName, EngineOption, Json, RunDir, Workers, example
+
+__all__ = ["NAME", "app"]
+
+NAME = None  # its commands stand at the top
+app = typer.Typer()
+
+
+@app.command(
+    epilog=example(
+        "compact runs/a", "compact runs/a --drop-sources", "compact runs/a --engine ray --workers 64"
+    )
+)
+def compact(
+    run_dir: RunDir,
+    drop_sources: Annotated[
+        bool,
+        typer.Option(
+            "--drop-sources",
+            help="Remove payload whose values are in the tables: they are then its only place.",
+        ),
+    ] = False,
+    engine: EngineOption = EngineName.LOCAL,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write what is finished of a run to Parquet.
+
+    Every question uses it by itself and gives the same answer, sooner. A live run may be compacted again and
+    again. The tables lie in RUN_DIR/tables and may be deleted, unless the sources were dropped. Exit code 3
+    when tables were damaged and had to be left unused.
+    """
+    from aggregator import compact as run
+
+    with render.progress("compact") as progress:
+        done = progress or (lambda _done, _all: None)
+        made = run(run_dir, drop_sources=drop_sources, engine=engine.value, workers=workers, done=done)
+    render.document(asdict(made), as_json=as_json)
+    if made.problems:
+        render.damaged(made.problems)
+        raise typer.Exit(3)

@@ -1,0 +1,50 @@
+"""What was done for one target: the account that `play` and `follow` give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What replay did for one target. Counts are of steps, unless said otherwise.
+
+    sent:     told now (would be, in a dry run)          skipped: the target had them already
+    superseded: of older attempts, not told              refused: the target would not take them
+    withheld: can no longer be told to an append-only target (late, or of an attempt that came after it was
+              told another); a new run can have them     renamed: keys with another name there
+    folded:   values that a later commit of the same step, or a later row of the same commit, gives again: of
+              these the last is told
+    untold:   histograms that the target cannot show
+    partial:  statistics of values that are not all kept in the payload: told from those that are, if any
+    problems: damage found in the log as it was read, which may have cost any of the rest
+
+    `superseded_steps`, `refused_steps` and `withheld_steps` name them: "12-15, 20".
+    """
+
+    backend: str
+    target: str
+    sent: int = 0
+    skipped: int = 0
+    superseded: int = 0
+    refused: int = 0
+    withheld: int = 0
+    renamed: int = 0
+    folded: int = 0
+    untold: int = 0
+    partial: int = 0
+    superseded_steps: str = ""
+    refused_steps: str = ""
+    withheld_steps: str = ""
+    problems: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def damaged(self) -> int:
+        """How many problems the log has."""
+        return len(self.problems)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the target now holds all that was selected, of a log without damage."""
+        return not (self.refused or self.withheld or self.untold or self.partial or self.problems)
