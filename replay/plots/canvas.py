@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
 
-__all__ = ["PALETTES", "Style", "legend", "panels", "polar", "save", "stroke", "styles", "title", "whole"]
+__all__ = [
+    "PALETTES",
+    "Style",
+    "legend",
+    "panels",
+    "polar",
+    "save",
+    "short",
+    "stroke",
+    "styles",
+    "title",
+    "whole",
+]
 
 Dashes = Literal["-", "--", "-.", ":"]
 Style = tuple[str, Dashes]  # a colour and a line style: more lines than colours still differ
@@ -42,6 +54,8 @@ PALETTES: Final[dict[str, tuple[str, ...]]] = {
 }
 FORMATS: Final = (".png", ".svg")
 _LINES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":")
+_TITLE: Final = 46  # characters that fit above a panel
+_LEGEND: Final = 80  # and below a figure
 _COLUMNS: Final = 3
 _PANEL: Final = (4.8, 3.0)  # inches
 
@@ -99,7 +113,7 @@ def polar() -> tuple[Figure, Any]:
     axis.set_theta_direction(-1)
     axis.grid(visible=True, color="#DDDDDD", linewidth=0.6)
     axis.spines["polar"].set_color("#DDDDDD")
-    axis.tick_params(pad=18)
+    axis.tick_params(pad=26)
     return figure, axis
 
 
@@ -120,9 +134,13 @@ def legend(figure: Figure, entries: Sequence[tuple[str, Artist]]) -> None:
         return
     # A label that begins with "_" would be left out: the texts are set afterwards.
     numbered = [str(i) for i in range(len(entries))]
-    drawn = figure.legend([artist for _, artist in entries], numbered, loc="outside lower center", ncols=3)
+    labels = [short(label, _LEGEND) for label, _ in entries]
+    columns = max(1, min(3, _LEGEND // (max(map(len, labels)) + 8)))
+    drawn = figure.legend(
+        [artist for _, artist in entries], numbered, loc="outside lower center", ncols=columns
+    )
     drawn.get_frame().set_linewidth(0)
-    for text, (label, _) in zip(drawn.get_texts(), entries, strict=True):
+    for text, label in zip(drawn.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(label)
 
@@ -135,9 +153,15 @@ def stroke(style: Style | str, **more: Any) -> Artist:
     return Line2D([], [], color=colour, linestyle=dashes, **more)
 
 
+def short(name: str, most: int) -> str:
+    """Return a name of at most so many characters, its middle replaced by an ellipsis."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
+
+
 def title(axes: Any, text: str) -> None:
-    """Write a title that is shown as it is: a key's `$` or `_` is no formula."""
-    axes.set_title(text, fontsize="medium", loc="left", parse_math=False)
+    """Write a title as it is: a key's `$` or `_` is no formula; of a long one the middle is cut."""
+    axes.set_title(short(text, _TITLE), fontsize="medium", loc="left", parse_math=False)
 
 
 def save(figure: Figure, path: str | Path) -> Path:

@@ -25,6 +25,8 @@ __all__ = ["HEAT", "curve", "fan", "heat", "text"]
 PALETTE: Final = "okabe-ito"
 HEAT: Final = "cividis"  # even in lightness, made for colour-blind eyes (Nuñez, Anderton and Renslow 2018)
 _COLOURS: Final = PALETTES[PALETTE]
+_TITLE: Final = 44  # characters of a key on a line
+_HALF: Final = 0.5
 _INK: Final = "#222222"
 _GRID: Final = "#DDDDDD"
 _AXIS: Final = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GRID, "automargin": True}
@@ -45,7 +47,9 @@ def curve(key: str, table: pa.Table, resumed: Iterable[int] = ()) -> Chart:
         traces.append(
             _line(steps[mine], values[mine], _COLOURS[number % len(_COLOURS)], name=text(run) or "value")
         )
-    return _figure(key, traces, "step", shapes=[_mark(step) for step in resumed], legend=len(traces) > 1)
+    odd = sum(value is None for trace in traces for value in trace["y"])
+    label = f"step ({odd} not finite: not drawn)" if odd else "step"
+    return _figure(key, traces, label, shapes=[_mark(step) for step in resumed], legend=len(traces) > 1)
 
 
 def fan(key: str, table: pa.Table, quantiles: Sequence[float]) -> Chart:
@@ -76,29 +80,42 @@ def name(quantile: float) -> str:
 
 
 def heat(key: str, table: pa.Table) -> Chart:
-    """Draw the mean of a key (column `avg`) for each (role, rank) and step, slow ranks as bright rows."""
-    who = [f"{role} {rank}" for role, rank in _pairs(table, "role", "rank")]
+    """Draw the mean seconds of a key (column `avg`) for each (role, rank) and step.
+
+    Of several ranks the colour is the time relative to the median of the ranks at that step, so that one slow
+    step does not hide a rank that is always slow; what is beyond half and twice of it is drawn as that.
+    """
     rows = {each: i for i, each in enumerate(_by_rank(table))}
     steps = {step: i for i, step in enumerate(sorted(set(table["step"].to_pylist())))}
-    grid: list[list[float | None]] = [[None] * len(steps) for _ in rows]
-    for each, step, value in zip(who, table["step"].to_pylist(), table["avg"].to_pylist(), strict=True):
-        grid[rows[each]][steps[step]] = _finite(value)
+    seconds = np.full((len(rows), len(steps)), np.nan)
+    for role, rank, step, value in _columns(table, "role", "rank", "step", "avg"):
+        seconds[rows[f"{role} {rank}"], steps[step]] = math.nan if value is None else value
     trace = {
-        "type": "heatmap", "x": list(steps), "y": [text(row) for row in rows], "z": grid,
-        "colorscale": "Cividis", "colorbar": {"title": {"text": "seconds"}, "thickness": 12},
-        "hovertemplate": "%{y}, step %{x}: %{z:.4g} s<extra></extra>",
+        "type": "heatmap", "x": list(steps), "y": [text(row) for row in rows], "colorscale": HEAT.title(),
+        "customdata": seconds.tolist(),
+        "hovertemplate": "%{y}, step %{x}: %{customdata:.4g} s<extra></extra>",
     }  # fmt: skip
+    if len(rows) > 1:
+        relative = seconds / np.nanmedian(seconds, axis=0)
+        trace |= {"z": relative.tolist(), "zmin": _HALF, "zmax": 1 / _HALF, "colorbar": _bar("x median")}
+    else:
+        trace |= {"z": seconds.tolist(), "colorbar": _bar("seconds")}
     chart = _figure(key, [trace], "step")
     chart["layout"]["height"] = 160 + 22 * len(rows)
+    chart["layout"]["margin"]["r"] = 110
     chart["layout"]["yaxis"] = {**_AXIS, "type": "category", "autorange": "reversed", "showgrid": False}
     return chart
 
 
+def _bar(what: str) -> Chart:
+    return {"title": {"text": what, "side": "right"}, "thickness": 12}
+
+
 def _by_rank(table: pa.Table) -> list[str]:
-    return [f"{role} {rank}" for role, rank in sorted(set(_pairs(table, "role", "rank")))]
+    return [f"{role} {rank}" for role, rank in sorted(set(_columns(table, "role", "rank")))]
 
 
-def _pairs(table: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
+def _columns(table: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
     return list(zip(*(table[column].to_pylist() for column in columns), strict=True))
 
 
@@ -124,13 +141,14 @@ def _mark(step: int) -> Chart:
 
 
 def _figure(key: str, traces: list[Chart], xlabel: str, *, legend: bool = False, **layout: Any) -> Chart:
+    lines = [text(key[at : at + _TITLE]) for at in range(0, len(key), _TITLE)]
     return {
         "data": traces,
         "layout": {
-            "title": {"text": text(key), "x": 0, "xref": "paper", "font": {"size": 14}},
+            "title": {"text": "<br>".join(lines), "x": 0, "xref": "paper", "font": {"size": 14}},
             "font": {"color": _INK, "size": 12},
-            "margin": {"l": 56, "r": 36, "t": 36, "b": 40},
-            "height": 280,
+            "margin": {"l": 56, "r": 36, "t": 20 + 16 * len(lines), "b": 40},
+            "height": 264 + 16 * len(lines),
             "modebar": {"orientation": "v"},  # beside the chart, not across its title
             "plot_bgcolor": "white",
             "paper_bgcolor": "white",

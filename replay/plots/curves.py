@@ -43,6 +43,7 @@ class _Line(NamedTuple):
     steps: NDArray[np.int64]
     values: Floats  # NaN for null; the mean of the members
     band: tuple[Floats, Floats] | None = None  # the least and the greatest of the members
+    members: int = 0  # how many; 0: it has none
 
 
 def curves(
@@ -69,7 +70,7 @@ def curves(
     keys = sorted({line.key for line in lines})
     if not 0 < len(keys) <= MOST_PANELS:
         raise errors.QueryError(f"expected 1 to {MOST_PANELS} keys to draw, got {len(keys)}")
-    runs = sorted({line.run or "" for line in lines})
+    runs = list(dict.fromkeys(line.run or "" for line in lines))
     style = dict(zip(runs, canvas.styles(len(runs), palette), strict=True))
     figure, axes = canvas.panels(len(keys))
     for axis, key in zip(axes, keys, strict=True):
@@ -78,10 +79,10 @@ def curves(
             _draw(axis, line, style[line.run or ""], smooth)
         canvas.title(axis, key)
         if compare:
-            _read_out(axis, _differences(mine))
+            _read_out(axis, mine)
         axis.set_xlabel("step" + _not_finite(mine), parse_math=False)
     named = runs if "run" in table.column_names else []
-    canvas.legend(figure, _entries(named, style, smooth, band=any(line.band is not None for line in lines)))
+    canvas.legend(figure, _entries(named, style, smooth, band=max(line.members for line in lines)))
     if title is not None:
         figure.suptitle(title, parse_math=False)
     return figure
@@ -134,14 +135,17 @@ def _differences(lines: Sequence[_Line]) -> list[tuple[str | None, float | None,
     return found
 
 
-def _read_out(axis: Axes, found: Sequence[tuple[str | None, float | None, int]]) -> None:
-    text = "\n".join(
-        f"{run}: {'no common steps' if difference is None else f'{difference:+.1%}'}"
-        for run, difference, _ in found
-    )
-    axis.text(
-        0.99, 0.02, text, transform=axis.transAxes, ha="right", va="bottom", fontsize=8, parse_math=False
-    )
+def _read_out(axis: Axes, lines: Sequence[_Line]) -> None:
+    found = _differences(lines)
+    told = [
+        f"{canvas.short(run or '', 30)}: {'no common steps' if apart is None else f'{apart:+.1%}'}"
+        for run, apart, _ in found
+    ]
+    if told:
+        text = "\n".join([f"relative to {canvas.short(lines[0].run or '', 30)}:", *told])
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
+        where = {"transform": axis.transAxes, "ha": "right", "va": "bottom", "fontsize": 8, "bbox": box}
+        axis.text(0.99, 0.02, text, parse_math=False, **where)
 
 
 def _members_joined(lines: Sequence[_Line]) -> list[_Line]:
@@ -163,7 +167,15 @@ def _members_joined(lines: Sequence[_Line]) -> list[_Line]:
         there = count > 0
         mean = np.divide(total, count, out=np.full(len(steps), np.nan), where=there)
         joined.append(
-            _Line(run, key, rows, steps, mean, (np.where(there, low, np.nan), np.where(there, high, np.nan)))
+            _Line(
+                run,
+                key,
+                rows,
+                steps,
+                mean,
+                (np.where(there, low, np.nan), np.where(there, high, np.nan)),
+                len(mine),
+            )
         )
     return joined
 
@@ -230,7 +242,7 @@ def _not_finite(lines: Sequence[_Line]) -> str:
 
 
 def _entries(
-    runs: list[str], style: dict[str, canvas.Style], smooth: float | None, *, band: bool
+    runs: list[str], style: dict[str, canvas.Style], smooth: float | None, *, band: int
 ) -> list[tuple[str, Artist]]:
     """Say what the lines are: the runs' names, what the smoothing is, and what the bands are."""
     entries = [(run, canvas.stroke(style[run])) for run in runs]
@@ -238,5 +250,7 @@ def _entries(
         entries.append(("as logged", canvas.stroke("#555555", alpha=_FAINT, linewidth=1.2)))
         entries.append((f"EMA, weight {smooth:g}", canvas.stroke("#555555", linewidth=1.8)))
     if band:
-        entries.append(("mean; band: least to greatest", canvas.stroke("#555555", alpha=_BAND, linewidth=8)))
+        entries.append(
+            (f"mean of {band}; band: least to greatest", canvas.stroke("#555555", alpha=_BAND, linewidth=8))
+        )
     return entries

@@ -114,7 +114,8 @@ def _marks(axis: Any, points: Any, tasks: Any, names: list[str]) -> None:
     """Mark the ideal corner, and the mean of each task by its number."""
     axis.annotate(
         "★ ideal", (0, 1), xycoords="axes fraction", xytext=(4, -4), textcoords="offset points",
-        va="top", fontsize=11, color="#D55E00",
+        va="top", fontsize=11, color="#D55E00", zorder=7,
+        bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
     )  # fmt: skip
     for number, name in enumerate(names[:MOST_MARKS], 1):
         if (mine := tasks == name).any():

@@ -77,7 +77,7 @@ def _section(section: Section, charts: dict[str, Any]) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in names)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>\n" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
@@ -93,7 +93,7 @@ def _cell(value: Any) -> str:
         case float():
             return f'<td class="number">{value:.6g}</td>'
         case datetime():
-            return f"<td>{value:%Y-%m-%d %H:%M:%S}</td>"
+            return f"<td>{value:%Y-%m-%d %H:%M:%S} UTC</td>"
         case _:
             return f"<td>{html.escape(str(value))}</td>"
 

@@ -8,6 +8,7 @@ method is better at what?
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -70,7 +71,7 @@ def radar(
     """Draw (run, dimension, value) rows; `directions` says for each dimension which way is better.
 
     Raises:
-        QueryError: fewer than 3 dimensions, or one without a direction, or without a value of every run.
+        QueryError: fewer than 2 runs or 3 dimensions, one without a direction or a value of every run.
         BackendMissingError: matplotlib is not installed.
     """
     directions = DIRECTIONS if directions is None else directions
@@ -83,15 +84,14 @@ def radar(
         closed = [np.append(angles, angles[0]), np.append(row, row[0])]
         axis.plot(*closed, color=colour, linestyle=dashes, linewidth=1.8)
         axis.fill(*closed, color=colour, alpha=0.08)
-    axis.set_ylim(0, 1.05)
+    axis.set_ylim(0, 1)
+    axis.spines["polar"].set_visible(False)
     axis.set_yticks([_INNER, 1], ["worst", "best"], fontsize=7, color="#555555")
     labels = [_label(n, directions[n], values[:, i]) for i, n in enumerate(dimensions)]
     axis.set_xticks(angles, labels, fontsize=8)
     for text in axis.get_xticklabels():
         text.set_parse_math(False)
     canvas.legend(figure, [(run, canvas.stroke(style)) for run, style in zip(runs, styles, strict=True)])
-    said = [f"{name}: {DEFINITIONS[name]}" for name in dimensions if name in DEFINITIONS]
-    figure.supxlabel("\n".join(said), fontsize=8)
     if title is not None:
         figure.suptitle(title, parse_math=False)
     return figure
@@ -99,7 +99,8 @@ def radar(
 
 def _label(name: str, direction: str, values: Any) -> str:
     best, worst = (values.max(), values.min()) if direction == "higher" else (values.min(), values.max())
-    return f"{name} ({direction} is better)\n{worst:.4g} … {best:.4g}"
+    what = textwrap.wrap(DEFINITIONS.get(name, ""), 30)
+    return "\n".join([f"{name} ({direction} is better)", *what, f"{worst:.4g} … {best:.4g}"])
 
 
 def _scaled(values: Any, directions: list[Direction]) -> Any:
@@ -117,6 +118,8 @@ def _grid(table: pa.Table, directions: Mapping[str, str]) -> tuple[list[str], li
     }
     runs = list(dict.fromkeys(run for run, _ in found))
     dimensions = list(dict.fromkeys(dimension for _, dimension in found))
+    if len(runs) < 2:
+        raise errors.QueryError(f"expected 2 or more runs to compare, got {len(runs)}")
     if len(dimensions) < 3:
         raise errors.QueryError(f"expected 3 or more dimensions for a radar, got {len(dimensions)}")
     if unknown := [name for name in dimensions if directions.get(name) not in ("higher", "lower")]:

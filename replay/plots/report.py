@@ -74,18 +74,28 @@ def _summary(run: Session, _wanted: Sequence[str] | None) -> Section:
         "steps": f"{steps['count']:,} ({steps['first']} to {steps['last']})" if steps["count"] else "none",
         "bytes": ", ".join(f"{name} {size:,}" for name, size in sizes.items()),
     }
-    return Section("Summary", rows=[{"": name.replace("_", " "), " ": value} for name, value in flat.items()])
+    return Section(
+        "Summary", rows=[{"": name.replace("_", " "), " ": _text(value)} for name, value in flat.items()]
+    )
+
+
+def _text(value: Any) -> Any:
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def _curves(run: Session, wanted: Sequence[str] | None) -> Section:
     table = run.metrics(wanted)
     names = list(without_counts(dict.fromkeys(table["key"].unique().to_pylist(), 0.0)))
     resumed = [a["owned_from"] for a in run.info()["attempts"][1:] if a["owned_from"] is not None]
-    shown, says = _first(names, "metrics")
+    series = _by_key(table, names)
+    still = {key: rows["value"][0].as_py() for key, rows in series if len(rows["value"].unique()) == 1}
+    shown, says = _first([key for key in names if key not in still], "metrics")
     return Section(
         "Curves",
-        f"What was committed, by step. Dotted lines: where the run was resumed. {says}",
-        charts=[charts.curve(key, rows, resumed) for key, rows in _by_key(table, shown)],
+        "What was committed, by step; the table lists what was the same at all of its steps. "
+        f"Dotted lines: where the run was resumed. {says}",
+        rows=[{"metric": key, "value": value} for key, value in still.items()],
+        charts=[charts.curve(key, rows, resumed) for key, rows in series if key in shown],
     )
 
 
@@ -99,8 +109,11 @@ def _distributions(run: Session, wanted: Sequence[str] | None) -> Section:
             found.append(charts.fan(key, run.percentiles(key, QUANTILES, by=["step"]), QUANTILES))
         except errors.QueryError as without:
             return Section("Distributions", f"None: {without}")
+    if not found:
+        return Section("Distributions", "None: no tensors were recorded.")
     what = (
-        "How the recorded values of all ranks that count are spread at each step, exactly, from the payload."
+        "How the recorded values of all ranks that count are spread at each step, exactly, from the payload: "
+        "the median, and around it the middle half, 10 % to 90 %, and all from the least to the greatest."
     )
     return Section("Distributions", f"{what} {says}", charts=found)
 
@@ -110,7 +123,10 @@ def _timings(run: Session, wanted: Sequence[str] | None) -> Section | None:
     keys = _recorded(run, ("timing",), wanted)
     shown, says = _first(keys, "timings")
     drawn = [charts.heat(key, run.reduce(key, ["avg"], by=["step", "role", "rank"])) for key in shown]
-    what = "Mean seconds of each rank at each step: a slow rank is a bright row, a slow step a bright column."
+    what = (
+        "Mean time of each rank at each step, relative to the median of the ranks at that step (the seconds, "
+        "where there is one rank): a rank that is slower than the others is a bright row."
+    )
     return Section("Timings", f"{what} {says}", charts=drawn, wide=True) if drawn else None
 
 

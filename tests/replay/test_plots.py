@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from eventlog.errors import BackendMissingError, QueryError
 from replay.plots import PALETTES, curves, differences, heatmap, radar, results, save, scores, smoothed
+from replay.plots.radar import DEFINITIONS
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -205,7 +206,9 @@ def test_members_are_a_mean_within_a_band() -> None:
     (band,) = axis.collections
     corners = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
     assert {(0.0, 1.0), (0.0, 3.0), (1.0, 5.0), (2.0, 4.0)} == corners
-    assert ["mean; band: least to greatest"] == [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ["mean of 2; band: least to greatest"] == [
+        text.get_text() for text in figure.legends[0].get_texts()
+    ]
 
 
 def test_reads_out_how_far_runs_are_apart() -> None:
@@ -218,7 +221,7 @@ def test_reads_out_how_far_runs_are_apart() -> None:
         {"key": "k", "run": "c", "difference": None, "steps": 0},
     ] == differences(table).to_pylist()
     (axis,) = curves(table, compare=True).axes
-    assert ["b: +37.5%\nc: no common steps"] == [text.get_text() for text in axis.texts]
+    assert ["relative to a:\nb: +37.5%\nc: no common steps"] == [text.get_text() for text in axis.texts]
 
 
 # -- heat map ------------------------------------------------------------------------------------------
@@ -309,20 +312,22 @@ def test_radar_states_directions_and_numbers() -> None:
     (axis,) = figure.axes
     radii = [line.get_ydata()[:3].tolist() for line in axis.get_lines()]
     assert [[0.25, 1.0, 0.25], [1.0, 1.0, 1.0]] == radii
+    labels = [text.get_text().splitlines() for text in axis.get_xticklabels()]
     assert [
-        "reward (higher is better)\n1 … 3",
-        "efficiency (higher is better)\n2 … 2",
-        "stability (lower is better)\n0.5 … 0.1",
-    ] == [text.get_text() for text in axis.get_xticklabels()]
-    assert all(f"{name}: " in figure.get_supxlabel() for name in names)
+        ("reward (higher is better)", "1 … 3"),
+        ("efficiency (higher is better)", "2 … 2"),
+        ("stability (lower is better)", "0.5 … 0.1"),
+    ] == [(label[0], label[-1]) for label in labels]
+    assert [DEFINITIONS[name] for name in names] == [" ".join(label[1:-1]) for label in labels]
     assert ["a", "b"] == [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("a", "x", 1.0), ("a", "y", 1.0)], "expected 3 or more dimensions for a radar, got 2"),
-        ([("a", n, 1.0) for n in ("reward", "stability", "z")], "got none for \\['z'\\]"),
+        ([("a", n, 1.0) for n in ("x", "y", "z")], "expected 2 or more runs to compare, got 1"),
+        ([(r, n, 1.0) for r in "ab" for n in "xy"], "expected 3 or more dimensions for a radar, got 2"),
+        ([(r, n, 1.0) for r in "ab" for n in ("reward", "stability", "z")], "got none for \\['z'\\]"),
         (
             [("a", n, 1.0) for n in ("reward", "stability", "efficiency")] + [("b", "reward", 1.0)],
             "got none of 'b' in 'stability'",
@@ -334,3 +339,12 @@ def test_radar_refuses_what_cannot_be_compared(rows: list[tuple[str, str, float]
     table = pa.Table.from_pylist([dict(zip(("run", "dimension", "value"), row, strict=True)) for row in rows])
     with pytest.raises(QueryError, match=said):
         radar(table)
+
+
+def test_long_names_are_cut_in_the_middle() -> None:
+    """Titles and legends of any length fit; the ends of a name, which tell names apart, stay."""
+    name = "a" * 100 + "/" + "b" * 100
+    figure = curves(metrics([(0, name, 1.0), (1, name, 2.0)] * 2, [name + "1"] * 2 + [name + "2"] * 2))
+    (title,) = [axis.get_title(loc="left") for axis in figure.axes]
+    assert (46, "a", "b", 1) == (len(title) + 1, title[0], title[-1], title.count("…"))
+    assert ["1", "2"] == [text.get_text()[-1] for text in figure.legends[0].get_texts()]
