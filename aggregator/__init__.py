@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .merge import Export, merge_worker_stats
     from .offline.compact import Compaction, compact
     from .offline.session import Session, labels, open_run
-    from .offline.strict import strict_json
+    from .offline.strict import rows_of, strict_json, values_of
     from .offline.union import merge_runs
 
 __all__ = [
@@ -29,8 +29,10 @@ __all__ = [
     "merge_runs",
     "merge_worker_stats",
     "open_run",
+    "rows_of",
     "stats_tracker",
     "strict_json",
+    "values_of",
     "workflow_context",
 ]
 
@@ -43,7 +45,9 @@ _HOMES = {
     "merge_runs": "offline.union",
     "merge_worker_stats": "merge",
     "open_run": "offline.session",
+    "rows_of": "offline.strict",
     "strict_json": "offline.strict",
+    "values_of": "offline.strict",
 }
 
 

@@ -63,17 +63,16 @@ class _Spec(NamedTuple):
 
 
 def _send(data: Any, source: int, group: ProcessGroup) -> Any:
-    try:
+    try:  # whatever may fail does so before the header is out: after it the peers wait for every message
         described, tensors = _described(data)
+        specs = [_Spec(tensor.dtype, tuple(tensor.shape), tensor.device.type) for tensor in tensors]
+        messages = [_packed([tensors[i] for i in message]) for message in _messages(specs)]
     except Exception as error:
         collective.broadcast_object(f"{type(error).__name__}: {error}", source, group)
         raise
-    specs = [_Spec(tensor.dtype, tuple(tensor.shape), tensor.device.type) for tensor in tensors]
     collective.broadcast_object((described, specs), source, group)
-    for message in _messages(specs):
-        parts = [_bytes_of(tensors[i]) for i in message]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        collective.broadcast(joined, joined.numel(), source, group)
+    for message in messages:
+        collective.broadcast(message, message.numel(), source, group)
     return data
 
 
@@ -110,9 +109,17 @@ def _messages(specs: Sequence[_Spec]) -> Iterator[list[int]]:
             yield sorted(packed, key=lambda i: -specs[i].dtype.itemsize)
 
 
+def _packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of the tensors of one message, on the first one's device; of one alone uncopied."""
+    parts = [_bytes_of(tensor) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
+
+
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements in order as flat bytes, copied only if they do not lie in order."""
-    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    ordered = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # reshape would keep the stride of a single element, which no view as bytes takes
+    return ordered.as_strided((ordered.numel(),), (1,)).view(torch.uint8)
 
 
 def _described(data: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -135,13 +142,25 @@ class _Writer(pickle.Pickler):
         """Return the number of a tensor."""
         if not isinstance(obj, torch.Tensor):
             return None
-        if type(obj).__name__ == "DTensor" or obj.layout != torch.strided or obj.is_meta:
-            what = "a DTensor" if type(obj).__name__ == "DTensor" else f"a {obj.layout} one on {obj.device}"
+        if (what := _unsendable(obj)) is not None:
             raise errors.EvaluationError(f"expected dense local tensors in the container, got {what}")
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
         return self._numbers[id(obj)]
+
+
+def _unsendable(tensor: torch.Tensor) -> str | None:
+    """Return what a tensor is that has no bytes of its own in order; None for the others."""
+    if type(tensor).__name__ == "DTensor":
+        return "a DTensor"
+    if tensor.is_nested:
+        return "a nested one"
+    if tensor.is_quantized:
+        return f"a quantized one ({tensor.dtype})"
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return f"a {tensor.layout} one on {tensor.device}"
+    return None
 
 
 class _Reader(pickle.Unpickler):

@@ -217,7 +217,7 @@ class Channel:
         gathers = len(self.members) * size <= wire.GATHER_BYTES
         reply = self._gather() if gathers else self._sum()
         if (text := wire.disagreement(reply.heads, reply.who)) is not None:
-            self._close(f"expected all ranks at the same export, got {text} (here: {request.operation})")
+            self._close(f"expected all ranks at the same export, got {text} (this rank: {request.operation})")
             raise errors.DesyncError(self._closed)
         self._attempt = reply.most(wire.ATTEMPT)
         return reply

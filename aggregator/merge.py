@@ -12,16 +12,18 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from eventlog import Kind, ReduceType, Spread, errors, histogram, moments
 
 from .naming import Columns, Meta, Names, suffixes
+from .plain import Key, read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -29,21 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Export", "merge_worker_stats"]
 
-_COUNT = "__count"
-_AVG, _MIN, _MAX = "/avg", "/min", "/max"
-
-
-class _Key(NamedTuple):
-    """A key, what it is, and its moments; `plain` when they were read from bare numbers.
-
-    `counts` is its histogram, where quantiles are asked of it.
-    """
-
-    key: str
-    meta: Meta
-    row: Ints
-    plain: bool = False
-    counts: Ints | None = None
+_NOT_FINITE: Final = ("nan", "inf", "-inf")
 
 
 class Export(dict[str, float]):
@@ -117,12 +105,14 @@ class Export(dict[str, float]):
         try:
             data = json.loads(text)
             keys = [_key_from_json(row) for row in data["keys"]]
-            plain = {name: float(v) if isinstance(v, str) else v for name, v in data["numbers"].items()}
+            plain = {name: _number_from_json(name, value) for name, value in data["numbers"].items()}
             return _restored(keys, plain)
-        except (AttributeError, LookupError, TypeError, ValueError) as exc:
-            raise errors.MergeError(f"expected an export as JSON, got {text[:80]!r}") from exc
+        except errors.MergeError:
+            raise
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+            raise errors.MergeError(f"expected an export as JSON, got {text!r:.80}") from exc
 
-    def split(self) -> tuple[list[_Key], dict[str, float]]:
+    def split(self) -> tuple[list[Key], dict[str, float]]:
         """Return the keys whose numbers all stand as their moments say, and every other number by name."""
         latest = {found.key: found for columns in self.parts for found in _present(columns)}
         names = _names(latest.values())
@@ -138,7 +128,7 @@ class Export(dict[str, float]):
 
 
 def _restored(keys: Iterable[tuple[Any, ...]], plain: dict[str, float]) -> Export:
-    found = [_Key(*key) for key in keys]
+    found = [Key(*key) for key in keys]
     export = Export.of([_columns(found)])
     dict.update(export, plain)
     return export
@@ -153,54 +143,82 @@ def _meta_to_json(meta: Meta) -> list[str | None]:
     return [meta.kind.value, reduce_type, meta.denominator, meta.spread.value]
 
 
-def _asked(found: _Key) -> list[list[Any]]:
+def _asked(found: Key) -> list[list[Any]]:
     """Return, where quantiles are asked: which, the buckets that are not empty, and what is in them."""
     if found.counts is None:
         return []
     return [list(found.meta.quantiles), *histogram.sparse(found.counts)]
 
 
-def _key_from_json(parts: Sequence[Any]) -> _Key:
-    key, kind, reduce_type, denominator, spread, *rest = parts
-    row, asked = np.array(rest[: moments.WORDS], np.int64), rest[moments.WORDS :]
+def _key_from_json(parts: Sequence[Any]) -> Key:
+    key, *what = parts
+    try:
+        return _read_key(key, *what)
+    except (LookupError, OverflowError, TypeError, ValueError) as exc:
+        raise errors.MergeError(f"expected an export as JSON, got of key {key!r:.80}: {exc}") from exc
+
+
+def _read_key(key: Any, kind: str, reduce_type: Any, denominator: Any, spread: str, *rest: Any) -> Key:
+    words, asked = rest[: moments.WORDS], rest[moments.WORDS :]
+    row = _integers(words)
+    if not isinstance(key, str) or not isinstance(denominator, str | None):
+        raise TypeError("expected keys (str)")
+    if len(row) != moments.WORDS or (row[moments.PRESENT : moments.INT_SUM] < 0).any():
+        raise ValueError(f"expected {moments.WORDS} words of moments, counts of 0 or more, got {words}")
     reduction = None if reduce_type is None else ReduceType(reduce_type)
     meta = Meta(Kind(kind), reduction, denominator, Spread(spread))
     if not asked:
-        return _Key(key, meta, row)
-    quantiles, buckets, contents = asked
+        return Key(key, meta, row)
+    quantiles, buckets, contents = asked[0], *map(_integers, asked[1:])
+    if (buckets < 0).any() or (contents < 0).any():
+        raise ValueError("expected a histogram without anything below 0")
     meta = meta._replace(quantiles=histogram.as_quantiles(quantiles))
-    return _Key(key, meta, row, counts=histogram.dense(buckets, contents))
+    return Key(key, meta, row, counts=histogram.dense(buckets, contents))
+
+
+def _integers(values: Sequence[Any]) -> Ints:
+    if not all(type(value) is int for value in values):
+        raise TypeError(f"expected integers, got {values!r:.80}")
+    return np.array(values, np.int64)
+
+
+def _number_from_json(name: str, value: Any) -> float:
+    if isinstance(value, int | float):
+        return value
+    if value in _NOT_FINITE:
+        return float(value)
+    raise errors.MergeError(f"expected an export as JSON, got no number of key {name!r}: {value!r:.80}")
 
 
 # -- keys of several parts -------------------------------------------------------------------------
 
 
-def _names(keys: Iterable[_Key]) -> Names:
+def _names(keys: Iterable[Key]) -> Names:
     found = tuple(keys)
     return Names((key.key for key in found), (key.meta for key in found))
 
 
-def _rows(keys: Iterable[_Key]) -> Ints:
+def _rows(keys: Iterable[Key]) -> Ints:
     rows = [key.row for key in keys]
     return np.stack(rows) if rows else moments.empty(0)
 
 
-def _counts(keys: Iterable[_Key]) -> Ints | None:
+def _counts(keys: Iterable[Key]) -> Ints | None:
     counts = [key.counts for key in keys if key.counts is not None]
     return np.stack(counts) if counts else None
 
 
-def _columns(keys: Iterable[_Key]) -> Columns:
+def _columns(keys: Iterable[Key]) -> Columns:
     found = tuple(keys)
     return Columns(_names(found), _rows(found), _counts(found))
 
 
-def _present(columns: Columns) -> list[_Key]:
+def _present(columns: Columns) -> list[Key]:
     there = np.flatnonzero(columns.rows[:, moments.PRESENT]).tolist()
     names, counts = columns.names, {}
     if columns.counts is not None:
         counts = dict(zip(names.asked.tolist(), columns.counts, strict=True))
-    return [_Key(names.keys[i], names.metas[i], columns.rows[i], counts=counts.get(i)) for i in there]
+    return [Key(names.keys[i], names.metas[i], columns.rows[i], counts=counts.get(i)) for i in there]
 
 
 def _overlap(parts: tuple[Columns, ...]) -> bool:
@@ -214,7 +232,7 @@ def _overlap(parts: tuple[Columns, ...]) -> bool:
 
 def _settled(parts: Iterable[Columns]) -> tuple[Columns, tuple[str, ...]]:
     """Return one part without any key twice, and the names that several keys or trackers produced."""
-    settled: dict[str, _Key] = {}
+    settled: dict[str, Key] = {}
     produced: Counter[str] = Counter()
     for found in (found for columns in parts for found in _present(columns)):
         before = settled.get(found.key)
@@ -239,14 +257,14 @@ def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterabl
     `base/max`), and what is to be added up without one is named in `sum_keys`. Raises a MergeError naming the
     keys for a mean without a count, and where workers disagree on what a key is.
     """
-    sums = frozenset(sum_keys)
-    workers: list[list[_Key]] = []
-    metas: dict[str, _Key] = {}
+    sums = _as_keys(sum_keys)
+    workers: list[list[Key]] = []
+    metas: dict[str, Key] = {}
     uncounted: set[str] = set()
-    for export in exports:
+    for export in _as_exports(exports):
         keys, plain = export.split() if isinstance(export, Export) else ([], dict(export))
         _refuse_means(keys, sums)
-        read, bare = _read_plain(plain, sums)
+        read, bare = read_plain(plain, sums)
         uncounted |= bare
         workers.append([*keys, *read])
         for key in workers[-1]:
@@ -259,7 +277,24 @@ def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterabl
     return _pooled(workers, _names(metas.values()))
 
 
-def _pooled(workers: list[list[_Key]], names: Names) -> Export:
+def _as_keys(sum_keys: Any) -> frozenset[str]:
+    if isinstance(sum_keys, str) or not isinstance(sum_keys, Iterable):
+        raise errors.MergeError(f"expected sum_keys as a list of keys, got {sum_keys!r:.80}")
+    return frozenset(sum_keys)
+
+
+def _as_exports(exports: Any) -> list[Mapping[str, float]]:
+    if isinstance(exports, Mapping | str | bytes) or not isinstance(exports, Iterable):
+        raise errors.MergeError(f"expected a list of exports (dicts), got {type(exports).__name__}")
+    found: list[Any] = list(exports)
+    for worker, export in enumerate(found):
+        if not isinstance(export, Mapping):
+            kind = type(export).__name__
+            raise errors.MergeError(f"expected a list of exports (dicts), got {kind} for worker {worker}")
+    return found
+
+
+def _pooled(workers: list[list[Key]], names: Names) -> Export:
     if names.ambiguous:
         twice = [name for name, times in Counter(names.names).items() if times > 1]
         raise errors.MergeError(f"expected every name from one key, got {_listed(twice)} from two")
@@ -275,13 +310,23 @@ def _pooled(workers: list[list[_Key]], names: Names) -> Export:
         for spread in Spread
     }
     rows, unequal = moments.across(stack, of_spread[Spread.SHARES], of_spread[Spread.REPLICATED])
+    wrapped = _wrapped(stack, rows, of_spread[Spread.SHARDS])
+    if len(wrapped):
+        keys = _listed(names.keys[i] for i in wrapped)
+        raise errors.MergeError(f"expected counts whose sum fits int64, got more for {keys}")
     if len(unequal):
         keys = _listed(names.keys[i] for i in unequal)
         raise errors.MergeError(f"expected the same on all workers (replicated), got different {keys}")
     return Export.of([Columns(names, rows, _pooled_counts(workers, names, stack))])
 
 
-def _pooled_counts(workers: list[list[_Key]], names: Names, stack: Ints) -> Ints | None:
+def _wrapped(stack: Ints, rows: Ints, pooled: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the pooled positions whose count int64 could not hold."""
+    near = stack[:, pooled, moments.COUNT].sum(axis=0, dtype=np.float64)
+    return pooled[np.abs(near - rows[pooled, moments.COUNT]) >= 2.0**63]
+
+
+def _pooled_counts(workers: list[list[Key]], names: Names, stack: Ints) -> Ints | None:
     """Add up the histograms; of copies, which are equal here, one is left."""
     if not len(names.asked):
         return None
@@ -294,7 +339,7 @@ def _pooled_counts(workers: list[list[_Key]], names: Names, stack: Ints) -> Ints
     return histogram.once(counts, holders, np.flatnonzero(copies))
 
 
-def _agreed(one: _Key | None, other: _Key) -> _Key:
+def _agreed(one: Key | None, other: Key) -> Key:
     """Return what a key is, when two workers say it; what an export says counts more than a guess."""
     if one is None or one.meta == other.meta:
         return other if one is None or one.plain else one
@@ -308,7 +353,7 @@ def _agreed(one: _Key | None, other: _Key) -> _Key:
     return other if one.plain else one
 
 
-def _refuse_means(keys: Iterable[_Key], sums: frozenset[str]) -> None:
+def _refuse_means(keys: Iterable[Key], sums: frozenset[str]) -> None:
     means = [key.key for key in keys if key.key in sums and suffixes(key.meta) != ("",)]
     if means:
         raise errors.MergeError(f"expected sums in sum_keys, got {_listed(means)}, which the exports average")
@@ -316,54 +361,3 @@ def _refuse_means(keys: Iterable[_Key], sums: frozenset[str]) -> None:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
-
-
-# -- plain dicts -----------------------------------------------------------------------------------
-
-
-def _read_plain(plain: Mapping[str, float], sums: frozenset[str]) -> tuple[list[_Key], set[str]]:
-    """Read moments out of bare numbers: (keys, names of means that have no count)."""
-    left = dict(plain)
-    keys = [_sum(name, left.pop(name)) for name in plain if name in sums]
-    keys += [
-        _mean(name, ReduceType.SCALAR, left.pop(name), _count_of(name, left.pop(name + _COUNT)))
-        for name in plain
-        if name in left and name + _COUNT in left
-    ]
-    for base in [name.removesuffix(_AVG) for name in left if name.endswith(_AVG)]:
-        if base + _COUNT in left:
-            keys += _family(base, left)
-    for name in [name for name in left if name.endswith(_COUNT)]:
-        keys.append(_sum(name, _count_of(name.removesuffix(_COUNT), left.pop(name))))
-    return keys, set(left)
-
-
-def _family(base: str, left: dict[str, float]) -> list[_Key]:
-    """Take `base/avg`, its extremes (AReaL leaves infinite ones out) and its count out of `left`."""
-    number = _count_of(base, left.pop(base + _COUNT))
-    keys = [_mean(base + _AVG, ReduceType.AVG, left.pop(base + _AVG), number), _sum(base + _COUNT, number)]
-    for suffix, reduce_type in ((_MIN, ReduceType.MIN), (_MAX, ReduceType.MAX)):
-        if base + suffix in left:
-            row = moments.of([float(left.pop(base + suffix))])
-            keys.append(_Key(base + suffix, Meta(Kind.STAT, reduce_type), row, plain=True))
-    return keys
-
-
-def _mean(name: str, reduce_type: ReduceType, value: float, number: int) -> _Key:
-    row = moments.of([float(value)] if number else [])
-    row[[moments.COUNT, moments.NAN, moments.POS_INF, moments.NEG_INF]] *= number
-    moments.floats(row)[moments.SUM] *= number
-    kind = Kind.SCALAR if reduce_type is ReduceType.SCALAR else Kind.STAT
-    return _Key(name, Meta(kind, reduce_type), row, plain=True)
-
-
-def _sum(name: str, value: float) -> _Key:
-    if isinstance(value, int) and abs(value) < 2**63:
-        return _Key(name, Meta(Kind.COUNTER), moments.of_integers([1], [value])[0], plain=True)
-    return _Key(name, Meta(Kind.STAT, ReduceType.SUM), moments.of([float(value)]), plain=True)
-
-
-def _count_of(name: str, value: float) -> int:
-    if not (value >= 0 and value % 1 == 0):  # also refuses NaN and infinity
-        raise errors.MergeError(f"key {name!r}: expected a count (a whole number), got {value!r}")
-    return int(value)

@@ -87,7 +87,7 @@ class DistributedStatsTracker:
         return self.recorder.no_scope()
 
     def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
-        """Decorate a function, sync or async, so that its body records under `name/`."""
+        """Decorate a function or generator, sync or async, so that its body records under `name/`."""
         return eventlog.scoped(functools.partial(self.scope, name))
 
     # -- recording ---------------------------------------------------------------------------------
@@ -129,12 +129,13 @@ class DistributedStatsTracker:
         quantiles: float | Sequence[float] | None = None,
         **tensors: Any,
     ) -> None:
-        """Record floating tensors under the mask registered last as `denominator`.
+        """Record floating tensors under the mask that this task or thread registered last as `denominator`.
 
-        The values are selected by the mask and copied before the call returns (on a device they are copied,
-        and selected at export). `quantiles=(0.5, 0.999)` also
-        exports `key/p50` and `key/p99.9` of all selected values, within 1 %: see `eventlog.histogram`. Raises
-        a ValueError with expected, got and key for an unknown denominator and for a wrong shape or dtype.
+        Where it registered none since its last export: under the last one that any did. The values are
+        selected by the mask and copied before the call returns (on a device they are copied, and selected at
+        export). `quantiles=(0.5, 0.999)` also exports `key/p50` and `key/p99.9` of all selected values,
+        within 1 %: see `eventlog.histogram`; a tensor or array of that name is a stat. Raises a ValueError
+        with expected, got and key for an unknown denominator and for a wrong shape or dtype.
         """
         kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
         if hasattr(quantiles, "layout") or isinstance(quantiles, np.ndarray):  # a stat of that name
@@ -142,6 +143,8 @@ class DistributedStatsTracker:
         try:
             self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group), quantiles)
         except errors.RecordingError as refused:
+            if "quantiles" in tensors and f"{self.recorder.full_key('quantiles')!r}" in str(refused):
+                refused = type(refused)(f"{refused}; ask for quantiles as a tuple of floats")
             options = {"reduce_group": reduce_group, "quantiles": quantiles}
             again = functools.partial(self.stat, denominator, reduce_type, **options)
             eventlog.forgive(refused, tensors, again, self.recorder.full_key)

@@ -55,7 +55,7 @@ HEAD: Final = 9
 UNSET: Final = -1
 _MUST_EQUAL: Final = {
     NUMBER: "export number",
-    OPERATION: "operation",
+    OPERATION: "call",
     RESET: "reset",
     STEP: "step",
     EPOCH: "layout epoch",
@@ -96,7 +96,9 @@ def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
                 views.setdefault(value, []).append(rank)
         if len(views) > 1:
             ranks = [(value, ", ".join(found)) for value, found in views.items()]
-            return " but ".join(f"{name if word in _OPAQUE else f'{name} {v}'} on {r}" for v, r in ranks)
+            if word in _OPAQUE:
+                return f"one {name} on " + " but another on ".join(found for _, found in ranks)
+            return " but ".join(f"{name} {value} on {found}" for value, found in ranks)
     return None
 
 

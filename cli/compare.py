@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,35 +70,37 @@ def compare_evals(
 
     from aggregator.evaluation import changed_samples
 
-    sides = _sides(run_dir, other, steps or [], keys or [_EVALUATION])
-    (where, before), (there, after) = sides
-    changes = changed_samples(before, after, tolerance)
-    columns = ("key", "sample_id", "before", "after", "change")
-    types = (pa.string(), pa.string(), pa.float64(), pa.float64(), pa.float64())
-    table = {
-        name: pa.array([getattr(change, name) for change in changes], kind)
-        for name, kind in zip(columns, types, strict=True)
-    }
-    render.rows(pa.table(table), as_json=as_json)
-    render.say(f"{len(changes)} of {len(before.keys() | after.keys())} results differ: {where} and {there}")
+    with ExitStack() as runs:
+        sides = _sides(runs, run_dir, other, steps or [], keys or [_EVALUATION])
+        (where, before), (there, after) = sides
+        changes = changed_samples(before, after, tolerance)
+        columns = ("key", "sample_id", "before", "after", "change")
+        types = (pa.string(), pa.string(), pa.float64(), pa.float64(), pa.float64())
+        table = {
+            name: pa.array([getattr(change, name) for change in changes], kind)
+            for name, kind in zip(columns, types, strict=True)
+        }
+        render.rows(pa.table(table), as_json=as_json)
+        differ = f"{len(changes)} of {len(before.keys() | after.keys())} results differ"
+        render.say(f"{differ}: {where} and {there}")
 
 
 Values = dict[tuple[str, str], float]
 
 
 def _sides(
-    run_dir: Path, other: Path | None, steps: Sequence[int], keys: Sequence[str]
+    runs: ExitStack, run_dir: Path, other: Path | None, steps: Sequence[int], keys: Sequence[str]
 ) -> list[tuple[str, Values]]:
-    """Return (what it is, its values) of the two evaluations."""
+    """Return (what it is, its values) of the two evaluations; the runs stay open."""
     if other is None:
-        with opened(run_dir, None, Attempts.LATEST) as session:
-            chosen = steps or _evaluated(session, run_dir, 2)
-            return [_side(session, run_dir, step, keys) for step in chosen]
+        session = runs.enter_context(opened(run_dir, None, Attempts.LATEST))
+        chosen = steps or _evaluated(session, run_dir, 2)
+        return [_side(session, run_dir, step, keys) for step in chosen]
     sides: list[tuple[str, Values]] = []
     for i, path in enumerate((run_dir, other)):
-        with opened(path, None, Attempts.LATEST) as session:
-            step = steps[min(i, len(steps) - 1)] if steps else _evaluated(session, path, 1)[0]
-            sides.append(_side(session, path, step, keys))
+        session = runs.enter_context(opened(path, None, Attempts.LATEST))
+        step = steps[min(i, len(steps) - 1)] if steps else _evaluated(session, path, 1)[0]
+        sides.append(_side(session, path, step, keys))
     return sides
 
 

@@ -56,7 +56,7 @@ def import_(
 
     imported = import_history(source, run_dir, kind=None if kind is None else kind.value, progress=True)
     render.document(dataclasses.asdict(imported), as_json=as_json)
-    render.damaged(imported.problems)
+    render.damaged(imported.problems, listing=None)
     if imported.left_out:
         render.say(f"left out, being no numbers: {', '.join(imported.left_out)}")
     if not imported.complete:

@@ -23,6 +23,7 @@ __all__ = [
     "Until",
     "Workers",
     "check_bounds",
+    "check_output",
     "example",
 ]
 
@@ -88,6 +89,13 @@ def check_bounds(since: int | None, until: int | None) -> None:
     """Refuse bounds that no step lies between."""
     if since is not None and until is not None and since > until:
         raise typer.BadParameter(f"expected --since at or below --until, got {since} and {until}")
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file whose directory does not exist, or lies within a run."""
+    import eventlog
+
+    eventlog.as_output(path)
 
 
 def example(*commands: str) -> str:

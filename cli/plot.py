@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import render
-from .options import Attempts, Json, Keys, More, RunDir, Since, Until, check_bounds, example
+from .options import Attempts, Json, Keys, More, RunDir, Since, Until, check_bounds, check_output, example
 from .query import opened
 
 if TYPE_CHECKING:
@@ -90,17 +90,17 @@ def curves(
     with opened(run_dir, more, Attempts.LATEST) as session:
         ranks = band is Band.RANKS
         table = _by_rank(session, patterns) if ranks else session.metrics(patterns or None)
-    table = _between(table, since, until)
-    if band is Band.RUNS and "run" in table.column_names:
-        table = table.rename_columns({"run": "member"})
-    names = ("run", "member", "step", "key", "value")
-    table = table.select([name for name in names if name in table.column_names])
-    if output is not None:
-        figure = plots.curves(table, smooth=smooth, compare=compare, palette=palette, title=title)
-        render.say(f"wrote {plots.save(figure, output)}")
-    if as_json:
-        drawn = table if smooth is None else plots.smoothed(table, smooth)
-        render.rows(plots.differences(table) if compare else drawn, as_json=True)
+        table = _between(table, since, until)
+        if band is Band.RUNS and "run" in table.column_names:
+            table = table.rename_columns({"run": "member"})
+        names = ("run", "member", "step", "key", "value")
+        table = table.select([name for name in names if name in table.column_names])
+        if output is not None:
+            figure = plots.curves(table, smooth=smooth, compare=compare, palette=palette, title=title)
+            render.say(f"wrote {plots.save(figure, output)}")
+        if as_json:
+            drawn = table if smooth is None else plots.smoothed(table, smooth)
+            render.rows(plots.differences(table) if compare else drawn, as_json=True)
 
 
 @app.command(
@@ -129,10 +129,10 @@ def heatmap(
 
     with opened(run_dir, more, Attempts.LATEST) as session:
         table = plots.results(session.metrics(since=since, until=until), accuracy, length)
-    if output is not None:
-        render.say(f"wrote {plots.save(plots.heatmap(table, title=title), output)}")
-    if as_json:
-        render.rows(table, as_json=True)
+        if output is not None:
+            render.say(f"wrote {plots.save(plots.heatmap(table, title=title), output)}")
+        if as_json:
+            render.rows(table, as_json=True)
 
 
 @app.command(epilog=example("plot radar runs/grpo rollout/reward --with runs/ppo -o radar.png"))
@@ -156,18 +156,21 @@ def radar(
 
     with opened(run_dir, more, Attempts.LATEST) as session:
         table = session.metrics(key)
-    if "run" not in table.column_names:
-        table = table.append_column("run", pa.array([run_dir.name] * table.num_rows, pa.string()))
-    found = plots.scores(table)
-    if output is not None:
-        render.say(f"wrote {plots.save(plots.radar(found, palette=palette, title=title), output)}")
-    if as_json:
-        render.rows(found, as_json=True)
+        if "run" not in table.column_names:
+            table = table.append_column("run", pa.array([run_dir.name] * table.num_rows, pa.string()))
+        found = plots.scores(table)
+        if output is not None:
+            render.say(f"wrote {plots.save(plots.radar(found, palette=palette, title=title), output)}")
+        if as_json:
+            render.rows(found, as_json=True)
 
 
 def _check_output(output: Path | None, *, as_json: bool) -> None:
+    """Refuse an order that nothing would come of, before any work is done."""
     if output is None and not as_json:
         raise typer.BadParameter("expected --output FILE, --json, or both")
+    if output is not None:
+        check_output(output)
 
 
 def _by_rank(session: Any, patterns: list[str] | None) -> pa.Table:

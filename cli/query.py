@@ -94,7 +94,10 @@ def opened(
     engine: EngineName | None = None,
     workers: int | None = None,
 ) -> Generator[Session]:
-    """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3."""
+    """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3.
+
+    The end of the block ends the command then: all that it does belongs into the block.
+    """
     from aggregator import open_run
 
     runs = (run_dir, *(more or ()))
@@ -106,7 +109,11 @@ def opened(
         engine=engine and engine.value,
         workers=workers,
     ) as session:
-        yield session
+        try:
+            yield session
+        except typer.Exit:  # of another run, which is damaged too
+            render.damaged(session.problems)
+            raise
         problems = session.problems
     if problems:
         render.damaged(problems)
@@ -239,7 +246,7 @@ def reduce(
 def histogram(
     run_dir: RunDir,
     patterns: Recorded,
-    bins: Annotated[int, typer.Option(min=1, help="How many equal bins.")] = 50,
+    bins: Annotated[int, typer.Option(help="How many equal bins.")] = 50,
     by: By = None,
     where: Where = None,
     since: Since = None,

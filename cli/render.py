@@ -30,6 +30,7 @@ __all__ = ["complain", "damaged", "document", "line", "live", "progress", "recor
 Cells = list[str]
 
 _WIDE: Final = 1 << 20  # a row is a line: nothing is folded or cropped
+_MOST_TOLD: Final = 20
 _CHUNK: Final = 1000  # rows laid out at a time
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -102,10 +103,17 @@ def complain(message: str) -> None:
     say(f"areal-metrics: {' '.join(message.split())}")
 
 
-def damaged(problems: Iterable[str]) -> None:
-    """Print what of a run could not be read, one line each on stderr."""
-    for problem in problems:
+def damaged(problems: Iterable[str], listing: str | None = "verify --json") -> None:
+    """Print what of a run could not be read, one line each on stderr.
+
+    Of many only the first, and the command that lists all; without one all.
+    """
+    told = list(problems)
+    most = len(told) if listing is None else _MOST_TOLD
+    for problem in told[:most]:
         say(f"damaged: {problem}")
+    if more := told[most:]:
+        say(f"… and {len(more)} more; {listing} lists all")
 
 
 @contextmanager
@@ -145,10 +153,12 @@ def _take_all(stream: TextIO) -> None:
 
 
 def _json_rows(table: pa.Table, out: TextIO) -> None:
+    from aggregator import rows_of
+
     out.write("[")
     before = ""
     for batch in table.to_batches(max_chunksize=_CHUNK):
-        for row in batch.to_pylist():
+        for row in rows_of(batch):
             out.write(f"{before}{_dumps(row)}")
             before = ",\n"
     out.write("]\n")
@@ -181,8 +191,10 @@ def _text_rows(table: pa.Table, out: TextIO) -> None:
 
 
 def _cells(table: pa.Table) -> Iterator[Cells]:
+    from aggregator import values_of
+
     for batch in table.to_batches(max_chunksize=_CHUNK):
-        columns = [list(map(_cell, column.to_pylist())) for column in batch.columns]
+        columns = [list(map(_cell, values_of(column))) for column in batch.columns]
         yield from map(list, zip(*columns, strict=True))
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from . import render
-from .options import Keys, RunDir, example
+from .options import Attempts, Keys, RunDir, check_output, example
+from .query import opened
 
 __all__ = ["NAME", "app"]
 
@@ -37,8 +38,10 @@ def report(
     Summary, curves, distributions over the steps, timings by rank, evaluations, losses and attempts. The page
     is interactive and needs no network.
     """
+    path = output or run_dir.resolve().with_name(f"{run_dir.resolve().name}.html")
+    check_output(path)
     from replay import plots
 
-    path = output or run_dir.resolve().with_suffix(".html")
-    plots.report(run_dir, path, keys=patterns or None, title=title, progress=True)
-    render.say(f"wrote {path}")
+    with opened(run_dir, None, Attempts.LATEST) as session:
+        plots.report(session, path, keys=patterns or None, title=title, progress=True)
+        render.say(f"wrote {path}")

@@ -95,7 +95,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="STATISTIC",
-            help="Tell this of every recorded key, too: p99, std, … or histogram, from the payload; repeatable.",
+            help="Tell this of every recorded key, from the payload: p99, std, … or histogram; repeatable.",
             show_default=False,
         ),
     ] = None,

@@ -47,5 +47,5 @@ def compact(
         made = run(run_dir, drop_sources=drop_sources, engine=engine.value, workers=workers, done=done)
     render.document(asdict(made), as_json=as_json)
     if made.problems:
-        render.damaged(made.problems)
+        render.damaged(made.problems, listing="compact --json")
         raise typer.Exit(3)

@@ -14,8 +14,9 @@ from .following import Followed, Follower, follow
 from .frame import Spec
 from .log import Log
 from .manifest import read_json, write_json
-from .mistakes import forgive, lenient
-from .options import Options
+from .mistakes import forgive
+from .options import Options, lenient
+from .output import as_output
 from .process import current, start, stop
 from .reader import Block, RunReader, SessionState
 from .recorder import Drained, Recorder, drain, set_step
@@ -56,6 +57,7 @@ __all__ = [
     "as_bytes",
     "as_key",
     "as_metric",
+    "as_output",
     "as_spread",
     "as_step",
     "current",

@@ -1,7 +1,8 @@
 """The only door for tensors, arrays and numbers: check, detach, copy, widen, select.
 
 Everything is duck-typed on what torch tensors offer, so that torch is never imported. What leaves this
-module is numpy on the host, or a detached tensor on a device (see `device`).
+module is numpy on the host, or a detached tensor on a device (see `device`). Whatever reading a value raises
+leaves it as a RecordingError that names the key.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,12 +18,45 @@ from .errors import RecordingError, RecordingTypeError, StepError
 from .reduction import ReduceType, Spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_STEP = 2**63 - 1
 _WIDENED = {"float16", "bfloat16"}
 _KEPT = {"float32", "float64"}
+_TRANSFORMS = "record outside of torch.func's transforms (vmap, grad, …)"
 _WRAP_HINT = "a negative step is often a 32-bit counter that wrapped around; count in int64"
+
+
+def _guarded(what: str) -> Callable[[F], F]:
+    """Decorate what reads the value of a key: `what` is expected, and nothing but a RecordingError raised."""
+
+    def decorate(read: F) -> F:
+        @functools.wraps(read)
+        def guarded(value: Any, key: str, *rest: Any) -> Any:
+            try:
+                return read(value, key, *rest)
+            except (RecordingError, MemoryError):
+                raise
+            except Exception as error:
+                kind = type(value).__name__
+                raise RecordingTypeError(
+                    f"expected {what} for {key!r}, got {kind}, which cannot be read: {error}"
+                ) from error
+
+        return guarded  # pyright: ignore[reportReturnType]
+
+    return decorate
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # noqa: BLE001 - above all integers with more digits than Python prints
+        return f"a very large {type(value).__name__}"
 
 
 def as_int(value: Any, what: str) -> int:
@@ -58,9 +92,9 @@ def as_step(value: Any) -> int:
     except TypeError:
         raise StepError(f"expected a step (an integer), got {type(value).__name__} {value!r}") from None
     if step < 0:
-        raise StepError(f"expected a step of 0 or more, got {step}; {_WRAP_HINT}")
+        raise StepError(f"expected a step of 0 or more, got {_shown(step)}; {_WRAP_HINT}")
     if step > MAX_STEP:
-        raise StepError(f"expected a step that fits int64 (at most {MAX_STEP}), got {step}")
+        raise StepError(f"expected a step that fits int64 (at most {MAX_STEP}), got {_shown(step)}")
     return step
 
 
@@ -119,23 +153,30 @@ def as_number(value: Any, key: str) -> float:
     kind = type(value)
     if kind is float or kind is int:
         return value
+    return _number(value, key)
+
+
+@_guarded("a number")
+def _number(value: Any, key: str) -> float:
     if hasattr(value, "item") and hasattr(value, "shape"):
         shape = tuple(value.shape)
         value = _item(
             value, RecordingTypeError(f"expected one number for {key!r}, got an array of shape {shape}")
         )
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int):
+    if isinstance(value, int):  # a bool too
         return int(value)
     try:
-        return float(value) if not isinstance(value, (str, bytes)) else _refuse_number(value, key)
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except OverflowError:
+        raise _too_large(value, key) from None
     except (TypeError, ValueError):
-        return _refuse_number(value, key)
+        pass
+    raise RecordingTypeError(f"expected a number for {key!r}, got {type(value).__name__} {_shown(value)}")
 
 
-def _refuse_number(value: Any, key: str) -> float:
-    raise RecordingTypeError(f"expected a number for {key!r}, got {type(value).__name__} {value!r:.80}")
+def _too_large(value: Any, key: str) -> RecordingError:
+    return RecordingError(f"expected a number that fits float64 for {key!r}, got {_shown(value)}")
 
 
 def as_scalar(value: Any, key: str) -> float:
@@ -143,7 +184,7 @@ def as_scalar(value: Any, key: str) -> float:
     try:
         return float(as_number(value, key))
     except OverflowError:
-        raise RecordingError(f"expected a number that fits float64 for {key!r}, got {value!r:.80}") from None
+        raise _too_large(value, key) from None
 
 
 def as_metric(value: Any, key: str) -> float:
@@ -163,7 +204,9 @@ def as_increment(value: Any, key: str) -> int:
             )
         number = int(number)
     if not -(2**63) <= number < 2**63:
-        raise RecordingError(f"expected an increment that fits int64 for counter {key!r}, got {number}")
+        raise RecordingError(
+            f"expected an increment that fits int64 for counter {key!r}, got {_shown(number)}"
+        )
     return number
 
 
@@ -185,6 +228,9 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
     """Return a non-empty array or tensor, detached, with its shape and the name of its dtype."""
     if type(value).__name__ == "DTensor":
         raise RecordingTypeError(f"expected a local tensor for {key!r}, got a DTensor; pass x.to_local()")
+    if getattr(value, "is_nested", False):
+        hint = "pass x.to_padded_tensor(0.0) and a mask of its shape"
+        raise RecordingTypeError(f"expected a dense tensor for {key!r}, got a nested one; {hint}")
     try:
         shape, name = tuple(value.shape), dtype_name(value.dtype)
     except (AttributeError, TypeError):
@@ -192,14 +238,28 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
     if 0 in shape:
         raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
     if isinstance(value, np.ndarray):
-        return value, shape, name
+        plain = np.asarray(value)  # not a matrix, which has two dimensions whatever is taken of it
+        native = plain.astype(plain.dtype.newbyteorder("="), copy=False)
+        return native, shape, dtype_name(native.dtype)
     if not hasattr(value, "layout"):  # no torch tensor either
         return _checked(_like(value, key), key)
     if dtype_name(value.layout) != "strided":
         raise RecordingError(f"expected a dense tensor for {key!r}, got {value.layout}; pass x.to_dense()")
     if value.is_meta:
         raise RecordingError(f"expected a tensor with data for {key!r}, got one on the meta device")
-    return value.detach(), shape, name
+    if _is_tensor(type(value)):
+        _check_memory(value, key)
+    return (value.resolve_neg() if value.is_neg() else value).detach(), shape, name
+
+
+def _check_memory(tensor: Any, key: str) -> None:
+    """Refuse what stands for other tensors, which would outlive its transform on a device."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        raise RecordingTypeError(
+            f"expected a tensor with data for {key!r}, got one without; {_TRANSFORMS}"
+        ) from None
 
 
 def _like(value: Any, key: str) -> NDArray[Any]:
@@ -215,6 +275,7 @@ def _like(value: Any, key: str) -> NDArray[Any]:
     raise RecordingTypeError(f"expected a tensor for {key!r}, got {type(value).__name__}; {why}")
 
 
+@_guarded("a bool tensor")
 def as_mask(value: Any, key: str) -> Any:
     """Return a denominator: a detached boolean array, a numpy view where the host can read it."""
     array, _, name = _checked(value, key)
@@ -235,10 +296,18 @@ def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
     Half types are widened to float32, on a device when the window is settled: sums kept in bfloat16 stop
     growing at 256.
     """
-    if _is_tensor(type(value)) and on_host(value) and value.shape == shape:  # the common case, in fewer steps
-        name = dtype_name(value.dtype)
-        if name in _KEPT and dtype_name(value.layout) == "strided":
-            return (value.detach() if value.requires_grad else value).numpy(), name
+    try:  # the common case, in fewer steps
+        if _is_tensor(type(value)) and on_host(value) and value.shape == shape:
+            name = dtype_name(value.dtype)
+            if name in _KEPT and dtype_name(value.layout) == "strided":
+                return (value.detach() if value.requires_grad else value).numpy(), name
+    except RuntimeError:  # nested, negated only by a bit, inside a transform
+        pass
+    return _values(value, key, shape)
+
+
+@_guarded("a floating tensor")
+def _values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
     array, found, name = _checked(value, key)
     if found != shape:
         raise RecordingError(f"expected shape {shape} (that of its denominator) for {key!r}, got {found}")
@@ -246,8 +315,9 @@ def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
         if on_host(array):
             array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     elif name not in _KEPT:
+        how = "x.astype(np.float32)" if isinstance(array, np.ndarray) else "x.float()"
         raise RecordingError(
-            f"expected a floating tensor for {key!r}, got {name}; convert it (x.float()) or use counter()"
+            f"expected a floating tensor for {key!r}, got {name}; convert it ({how}) or use counter()"
         )
     return _host_view(array), name
 

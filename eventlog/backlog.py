@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .schema import Stream
+from .schema import NO_WINDOW, Stream
 from .segment import Loss
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Job:
     nbytes: int
     last: bool
     step: int | None = None  # where it is known
+    about: int = NO_WINDOW  # of what is no part of a window: the one that is not whole without it
     rows_written: int = 0
     bytes_written: int = 0
 
@@ -44,7 +45,12 @@ class Job:
         """Return what is lost when nothing more of the job is written."""
         rows = max(0, self.last_id - self.first_id + 1 - self.rows_written)
         size = max(0, self.nbytes - self.bytes_written)
-        return Loss(self.stream, cause, self.window, rows, size, detail, self.step)
+        return Loss(self.stream, cause, self.place, rows, size, detail, self.step)
+
+    @property
+    def place(self) -> int:
+        """The window that a loss is of."""
+        return self.about if self.window < 0 else self.window
 
 
 class Backlog:
@@ -80,7 +86,7 @@ class Backlog:
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are, where no step was known."""
         for job in [self.current, *self.jobs] if self.current else self.jobs:
-            if job.stream is not Stream.COMMITS and job.step is None and first <= job.window <= last:
+            if job.stream is not Stream.COMMITS and job.step is None and first <= job.place <= last:
                 job.step = step
 
     def oldest(self) -> int | None:

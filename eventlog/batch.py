@@ -97,6 +97,16 @@ def _is_mask(value: Any) -> bool:
 
 
 def _bounds(given: Any) -> NDArray[np.int64] | Held:
+    try:
+        return _read_bounds(given)
+    except RecordingError:
+        raise
+    except Exception as error:
+        got = f"{type(given).__name__}, which cannot be read: {error}"
+        raise RecordingTypeError(f"{_EXPECTED}, got {got}") from error
+
+
+def _read_bounds(given: Any) -> NDArray[np.int64] | Held:
     array: Any = np.asarray(given) if isinstance(given, (list, tuple)) else given
     name = arrays.dtype_name(getattr(array, "dtype", f"a {type(given).__name__}"))
     if not name.startswith(("int", "uint")):

@@ -1,52 +1,86 @@
 """How this process comes to its end, as far as that can be known before it does.
 
-An uncaught exception is in `sys.last_value` when exit handlers run; the code of `sys.exit` is nowhere, so
-that function is wrapped once a log is open. Processes of `multiprocessing` run no exit handlers but its own.
+An uncaught exception is in `sys.last_value` when exit handlers run; the code of an exit is nowhere. So
+`sys.exit`, and `exit` and `quit` of an interactive Python, are wrapped once a log is open: they mark the
+SystemExit that they raise. The mark is dropped with it: below no frame of Python where the interpreter itself
+takes it, below one where somebody has caught it. A program's own `raise SystemExit(3)`, and a `sys.exit` it
+imported by name before, cannot be seen: such a process "finished". Processes of `multiprocessing` run no exit
+handlers but its own.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_code: Any = None  # of the last sys.exit in the main thread
+_code: Any = None  # of the exit that the interpreter took
+_exits = 0  # an exit that came before the last one, or before the program went on, says nothing
+_newest: Callable[[], _Mark | None] = lambda: None  # the last one, while something holds on to it
 _Exit = type(sys.exit)
+_MARK = "_areal_metrics_mark"
+
+
+class _Mark:
+    """Hangs on a SystemExit, and sees where that is dropped."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+        self.number = _exits
+
+    def __del__(self, frame: Callable[[], Any] = sys._getframe) -> None:  # noqa: SLF001 - the only way to ask
+        global _code
+        if self.number == _exits and frame().f_back is None:
+            _code = self.code
 
 
 def watch(drain: Callable[[], None]) -> None:
-    """Note the code of `sys.exit` from now on; have `drain` called where exit handlers are not run."""
+    """Note the codes of exits from now on; have `drain` called where exit handlers are not run."""
     if isinstance(sys.exit, _Exit):
         sys.exit = _noted(sys.exit)
+    quitter = type(getattr(builtins, "exit", None))
+    if quitter.__module__ == "_sitebuiltins" and not hasattr(quitter.__call__, "__wrapped__"):
+        quitter.__call__ = _noted(quitter.__call__)
     processes, finalizers = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
     if processes is not None and finalizers is not None and processes.parent_process() is not None:
         finalizers.Finalize(None, drain, exitpriority=0)
 
 
 def forget_exit() -> None:
-    """Take back what `sys.exit` was called with: somebody caught it, for the program went on."""
-    global _code
-    _code = None
+    """Take back that there was an exit: somebody caught it, for the program went on."""
+    global _code, _exits, _newest
+    _code, _exits, _newest = None, _exits + 1, lambda: None
 
 
-def _noted(leave: Callable[[Any], Any]) -> Any:
-    def exit(status: Any = None, /) -> Any:  # noqa: A001 - it stands for sys.exit
-        global _code
-        if threading.current_thread() is threading.main_thread():
-            _code = status
-        return leave(status)
+def _noted(leave: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(leave)
+    def exit(*args: Any, **named: Any) -> Any:  # noqa: A001 - it stands for sys.exit
+        global _newest
+        try:
+            return leave(*args, **named)
+        except SystemExit as error:
+            if threading.current_thread() is threading.main_thread():
+                forget_exit()
+                mark = _Mark(error.code)
+                setattr(error, _MARK, mark)
+                _newest = weakref.ref(mark)
+                del mark
+            raise
 
-    exit.__doc__ = leave.__doc__
     return exit
 
 
 def outcome() -> tuple[str, str]:
     """Return how the process ends: "finished", or "exception" and which."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    code = error.code if isinstance(error, SystemExit) else _code if error is None else None
     if error is not None and not isinstance(error, SystemExit):
         return "exception", f"{type(error).__name__}: {error}"[:500]
+    mark = _newest()
+    code = error.code if error is not None else mark.code if mark is not None else _code
     return ("finished", "") if code in (None, 0, False) else ("exception", f"SystemExit: {code}"[:500])

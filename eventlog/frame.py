@@ -8,7 +8,6 @@ mask and dtype. On a device clones are kept until the window is drained, see `se
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +163,8 @@ class Masked:
     """One registration of a denominator, and the rows under it; `mask` is None unless on a device."""
 
     __slots__ = (
-        "batch", "blocks", "counted", "expected", "index", "mask", "packed", "pending", "record_id",
-        "selected", "shape", "spec", "step", "thread", "time",
+        "batch", "blocks", "counted", "drained", "expected", "index", "mask", "packed", "pending",
+        "record_id", "selected", "shape", "spec", "step", "time",
     )  # fmt: skip
 
     def __init__(
@@ -183,9 +182,9 @@ class Masked:
         self.shape = tuple(mask.shape)
         self.time = time
         self.step = step
-        self.thread = threading.get_ident()
         self.record_id = UNLOGGED
         self.counted = False  # its own count was exported and reset; it stays usable by other keys
+        self.drained = False  # so was all under it; a stat of who registered it brings it back
         self.blocks: dict[str, RowBlock] = {}
         self.pending: list[tuple[Spec, Any, int, int | None, str]] = []
         self.mask: Held | None = None
@@ -206,6 +205,10 @@ class Masked:
             index = index.astype(np.int32)
         self.index = None if self.selected == flat.size else index
         self.packed = np.packbits(flat, bitorder="little")
+
+    def drain(self) -> None:
+        """Forget what was exported: all that is under it, and its own count."""
+        self.counted, self.drained, self.blocks = True, True, {}
 
     @property
     def elements(self) -> int:

@@ -217,6 +217,8 @@ class Log:
             first_id=row.record_id,
             last_id=row.record_id,
             nbytes=_ROW_BYTES,
+            step=step,
+            about=window,  # without this row nobody knows what the window came to
         )
 
     def tag(self, tags: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ManifestError
+from .files import read_file
 from .schema import crc32c
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _link(temporary: Path, path: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return what `write_json` or `create_json` wrote; ManifestError when it is unreadable or damaged."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_file(path))
     except OSError as error:
         raise ManifestError(f"expected a readable file, got {error.strerror}: {path}") from error
     except (ValueError, RecursionError) as error:

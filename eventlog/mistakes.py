@@ -3,36 +3,32 @@
 AREAL_METRICS_ON_MISTAKE=raise (the default) raises what a verb refuses: RecordingError. With =warn every
 entry of a call stands for itself: what is refused is lost, the rest is recorded; each key warns once; a
 started log counts the losses (cause "refused"). A mask that is refused takes its place from the one before
-it, so that no stat binds to an old mask: the stats under it are refused too.
+it, so that no stat binds to an old mask: the stats under it are refused too. A key that is recorded as two
+kinds between two exports keeps the first one.
+
+What records no values still raises: `scope("")`, `declare` with an unknown spread, `set_step(-1)`, and
+exports and commits with such a step.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from . import process
-from .errors import LogError, RecordingError
+from .errors import RecordingError
+from .options import ON_MISTAKE as VARIABLE
+from .options import lenient
 from .schema import LossCause, Stream
 from .segment import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-VARIABLE: Final = "AREAL_METRICS_ON_MISTAKE"
 _WARNED_AT_MOST: Final = 1 << 12  # keys that are made up anew each step must not pile up
 _warned: set[str] = set()
 _lock = threading.Lock()
-
-
-def lenient() -> bool:
-    """Whether mistakes are warned of; LogError where the variable says neither raise nor warn."""
-    word = os.environ.get(VARIABLE) or "raise"
-    if word not in ("raise", "warn"):
-        raise LogError(f"expected {VARIABLE} to be raise or warn, got {word!r}")
-    return word == "warn"
 
 
 def forgive(

@@ -9,15 +9,17 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from .arrays import as_int
 from .budget import as_bytes
+from .attempt import LARGEST_NUMBER
 from .errors import LogError
-from .rundir import Producer, RunDir
+from .rundir import Producer, RunDir, check_number, check_role
 from .sampling import size_of
 
 Fsync = Literal[False, "periodic", "commit"]
+ON_MISTAKE: Final = "AREAL_METRICS_ON_MISTAKE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,23 @@ class Options:
     payload_budget: int | str | None = None
     fsync: Fsync = False
 
+    def check(self) -> None:
+        """Raise LogError (for a rank or world size RecordingError) for an option that is none."""
+        if not isinstance(self.run_dir, str) or not self.run_dir or "\0" in self.run_dir:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LogError(f"expected a run directory, got {self.run_dir!r}")
+        check_role(self.role)
+        if self.attempt is not None:
+            check_number(self.attempt, "an attempt")
+        if self.resume not in ("allow", "must", "never"):
+            raise LogError(f"expected resume to be allow, must or never, got {self.resume!r}")
+        if self.fsync not in (False, "periodic", "commit"):
+            raise LogError(f"expected fsync to be False, 'periodic' or 'commit', got {self.fsync!r}")
+        _ = self.sample_size, self.budget, place_in_world(self.rank, self.world_size)  # which raise
+
     @property
     def sample_size(self) -> int | None:
         """How many values of a record are kept: None for all."""
-        return size_of(self.payload)
+        return size_of(self.payload if isinstance(self.payload, str) else repr(self.payload))  # pyright: ignore[reportUnnecessaryIsInstance]
 
     @property
     def budget(self) -> int | None:
@@ -48,11 +63,7 @@ class Options:
 
 def open_run(options: Options) -> RunDir:
     """Open, join or create the run; LogError for options that are none."""
-    if options.resume not in ("allow", "must", "never"):
-        raise LogError(f"expected resume to be allow, must or never, got {options.resume!r}")
-    if options.fsync not in (False, "periodic", "commit"):
-        raise LogError(f"expected fsync to be False, 'periodic' or 'commit', got {options.fsync!r}")
-    _ = options.sample_size, options.budget  # which raise
+    options.check()
     if options.resume == "must":
         return RunDir.open(options.run_dir)
     run = RunDir.create(options.run_dir)
@@ -79,13 +90,61 @@ def this_process(options: Options, run: RunDir) -> Producer:
 
 
 def place_in_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return (rank, world size): given, of torch.distributed, RANK and WORLD_SIZE, else (0, 1)."""
+    """Return (rank, world size): given, of torch.distributed, RANK and WORLD_SIZE, else (0, 1).
+
+    LogError for a world without a place, a rank outside it, or a variable that is no number.
+    """
     if rank is not None:
-        return as_int(rank, "rank"), 1 if world_size is None else as_int(world_size, "world_size")
+        rank = check_number(as_int(rank, "rank"), "a rank")
+        if world_size is None:
+            return rank, 1
+        return _placed(rank, as_int(world_size, "world_size"), "rank", "world_size")
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank = integer_of("RANK", os.environ.get("RANK") or "0")
+    given = os.environ.get("WORLD_SIZE")
+    if not given:
+        return check_number(rank, "RANK"), 1
+    return _placed(rank, integer_of("WORLD_SIZE", given), "RANK", "WORLD_SIZE")
+
+
+def _placed(rank: int, world_size: int, *names: str) -> tuple[int, int]:
+    if not 1 <= world_size <= LARGEST_NUMBER:
+        raise LogError(f"expected {names[1]} of 1 to {LARGEST_NUMBER}, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise LogError(f"expected {names[0]} from 0 to below {names[1]} {world_size}, got {rank}")
+    return rank, world_size
+
+
+def integer_of(variable: str, text: str) -> int:
+    """Return the number an environment variable holds; LogError when it holds none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise LogError(f"expected {variable} to be an integer, got {text!r}") from None
+
+
+def switch_of(variable: str, text: str) -> bool:
+    """Return whether an environment variable says yes; LogError when it says neither yes nor no."""
+    word = text.strip().lower()
+    if word not in _WORDS:
+        raise LogError(f"expected {variable} to be 1, true, yes or on, or 0, false, no or off, got {text!r}")
+    return _WORDS[word]
+
+
+_WORDS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off", ""), False),
+}
+
+
+def lenient() -> bool:
+    """Whether mistakes are warned of; LogError where the variable says neither raise nor warn."""
+    word = os.environ.get(ON_MISTAKE) or "raise"
+    if word not in ("raise", "warn"):
+        raise LogError(f"expected {ON_MISTAKE} to be raise or warn, got {word!r}")
+    return word == "warn"
 
 
 def _world(role: str, world_size: int) -> str:

@@ -1,7 +1,9 @@
 """The one log of this process: started by hand or by the environment, ended by stop, exit, SIGTERM or fork.
 
 `start` opens it, or the environment does at the first record: every argument of `start` has a variable,
-AREAL_METRICS_DIR, AREAL_METRICS_ROLE, AREAL_METRICS_PAYLOAD, …; AREAL_METRICS_DISABLED=1 turns the log off.
+AREAL_METRICS_DIR, AREAL_METRICS_ROLE, AREAL_METRICS_PAYLOAD, …; AREAL_METRICS_DISABLED=1 (or true, yes, on)
+turns the log off. Where what the environment asks for cannot be started every record raises, until it can;
+with AREAL_METRICS_ON_MISTAKE=warn the first one warns, and nothing is logged.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 from . import ending
 from .arrays import as_step
-from .errors import LogError
+from .errors import ArealMetricsError, LogError
 from .log import CLOSE_SECONDS, END_SECONDS, Log
-from .options import Options
+from .options import ON_MISTAKE, Options, integer_of, lenient, switch_of
 
 if TYPE_CHECKING:
     from .options import Fsync
@@ -49,10 +52,8 @@ def start(
     how many bytes of them this process keeps (5_000_000_000, "5GB"), the oldest go first; `fsync` False
     survives a killed process, "periodic" and "commit" a dead node.
     """
-    if not os.fspath(run_dir):
-        raise LogError("expected a run directory, got ''")
     options = Options(
-        os.fspath(run_dir),
+        os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir,
         role,
         rank,
         world_size,
@@ -110,22 +111,27 @@ def _install(log: Log) -> Log:
 
 
 def _start_from_environment() -> Log | None:
+    """Start what the environment asks for; where that fails, each record raises, or one warns of it."""
     global _environment_read
+    try:
+        log = _started_by_environment()
+    except ArealMetricsError as error:
+        if not lenient():
+            raise
+        log = None
+        warnings.warn(f"nothing is logged: {error} ({ON_MISTAKE}=warn)", stacklevel=4)
     _environment_read = True
+    return log
+
+
+def _started_by_environment() -> Log | None:
     env = {name: value for name in _VARIABLES if (value := os.environ.get(_PREFIX + name))}
-    if env.get("DISABLED", "0") != "0" or "DIR" not in env:
+    if switch_of(_PREFIX + "DISABLED", env.get("DISABLED", "")) or "DIR" not in env:
         return None
     texts = {name.lower(): env[name] for name in _TEXTS if name in env}
-    numbers = {name.lower(): _integer(name, env[name]) for name in _INTEGERS if name in env}
+    numbers = {name.lower(): integer_of(_PREFIX + name, env[name]) for name in _INTEGERS if name in env}
     fsync = {"": False, "0": False}.get(env.get("FSYNC", ""), env.get("FSYNC"))
     return start(env["DIR"], fsync=fsync, **texts, **numbers)  # pyright: ignore[reportArgumentType]
-
-
-def _integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise LogError(f"expected {_PREFIX}{name} to be an integer, got {text!r}") from None
 
 
 _PREFIX = "AREAL_METRICS_"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Wanted = Callable[[str, IndexRecord], bool]
 
 MOVED: Final = "tables/moved.json"  # names the payload streams whose rows are in tables alone
+_UNLISTED: Final = 64
 FOLLOWED_SECONDS: Final = 10.0  # two heartbeats: more than clocks of one cluster differ
 
 
@@ -152,20 +153,27 @@ class RunReader:
         )
 
     def places(self, files: Iterable[SegmentFile]) -> Iterator[Place]:
-        """Walk the segments of one stream of a session; a missing one is a problem."""
+        """Walk the segments of one stream of a session; missing ones are a problem."""
         files = list(files)
-        expected, gap = 0, False
+        expected = 0
         for file in files:
-            for number in range(expected, file.number):
+            # A listing may miss what is just created: few, and the last ones.
+            for number in range(max(expected, file.number - _UNLISTED), file.number):
                 between = replace(file, number=number)
-                if between.index.exists() or between.data.exists():  # a listing may miss what is just created
-                    yield Place(between, newest=False, after_gap=gap)
-                    gap = False
-                else:
-                    self.run.found.add(Problem(between.data, "is missing"))
-                    gap = True
-            yield Place(file, file is files[-1], gap)
-            expected, gap = file.number + 1, False
+                if between.index.exists() or between.data.exists():
+                    yield Place(between, newest=False, after_gap=self._missing(file, expected, number))
+                    expected = number + 1
+            yield Place(file, file is files[-1], self._missing(file, expected, file.number))
+            expected = file.number + 1
+
+    def _missing(self, file: SegmentFile, start: int, stop: int) -> bool:
+        """Whether there are segments of a stream from `start` up to `stop` that are not there: a problem."""
+        if start >= stop:
+            return False
+        first, last = replace(file, number=start), replace(file, number=stop - 1)
+        rest = "" if start == stop - 1 else f", as are those after it up to {last.data.name}"
+        self.run.found.add(Problem(first.data, f"is missing{rest}"))
+        return True
 
     def pruned(self, file: SegmentFile) -> set[int]:
         """Return the numbers of the payload segments that a process removed to keep a budget, or compaction.

@@ -1,7 +1,8 @@
 """The recording verbs of one tracker, and `drain`, which takes what was recorded since the last export.
 
 Recording never communicates and never waits for a device. A call is checked as a whole before anything of it
-is recorded: a refused call records nothing. A recorder may be used from any thread and task.
+is recorded: a refused call records nothing. A recorder may be used from any thread and task; each binds to
+masks of its own, see `binding`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from . import arrays, batch, device, histogram, moments, scope
+from . import arrays, batch, binding, device, histogram, moments, scope
 from .errors import RecordingError
 from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
 from .reduction import Kind, ReduceType, Spread
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .moments import Rows
 
 TIMING_PREFIX = "timeperf/"
-_IN_USE_US = 60_000_000  # how long a mask outlives an export by a thread that did not register it
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
 _ids_lock = threading.Lock()
@@ -53,7 +53,7 @@ class Recorder:
         self._step: int | None = None
         self.specs = Specs(name)
         self._expected: dict[Spec, int] = {}
-        self._current: dict[str, Masked] = {}
+        self._latest: dict[str, Masked] = {}  # of any context, for those that registered none
         self.masks: list[Masked] = []
         self.series: dict[tuple[Spec, int | None, str | None], Series] = {}
         self.kept_since: int | None = None  # the first window with records that a later export covers too
@@ -104,16 +104,22 @@ class Recorder:
             for key, mask in checked
         ]
         with self.lock:
-            for key, mask, spec, own in fresh:
-                masked = Masked(spec, mask, now, step, own, self._expected.get(spec, FIRST_ROWS))
-                self.masks.append(masked)
-                self._current[key] = masked
+            self.specs.check([spec for _, _, spec, _ in fresh])
+            added = [
+                (key, Masked(spec, mask, now, step, own, self._expected.get(spec, FIRST_ROWS)))
+                for key, mask, spec, own in fresh
+            ]
+            self.specs.take([spec for _, _, spec, _ in fresh])
+            self.masks += [masked for _, masked in added]
+            self._latest.update(added)
+        binding.bind(self, added)
 
     def unregister(self, key: str) -> str:
         """Let no stat bind to a mask any more, for the next one was refused; returns its full key."""
         full = self.full_key(key)
         with self.lock:
-            self._current.pop(full, None)
+            self._latest.pop(full, None)
+        binding.bind(self, [(full, None)])
         return full
 
     def stat(
@@ -124,7 +130,11 @@ class Recorder:
         label: str | None = None,
         quantiles: Any = None,
     ) -> None:
-        """Record floating tensors of the denominator's shape under its current mask."""
+        """Record floating tensors of the denominator's shape under its mask.
+
+        That is the one this context (task or thread) registered last since it exported, whoever else did;
+        where it registered none, the last one that anybody registered since anybody exported.
+        """
         asked = () if quantiles is None else histogram.as_quantiles(quantiles)
         reduce_type = arrays.as_reduce_type(reduce_type)
         if reduce_type is ReduceType.SCALAR:
@@ -135,18 +145,27 @@ class Recorder:
         now, step = self._now()
         with self.lock:
             under = self.specs.under(prefix, denominator, reduce_type, label, asked)
-            masked = self._current.get(under.denominator)
+            masked = binding.bound(self, under.denominator, self._latest.get(under.denominator))
             if masked is None:
-                known = ", ".join(map(repr, sorted(self._current))) or "none"
-                raise RecordingError(
-                    f"expected a registered denominator, got {under.denominator!r}; registered now: {known}"
-                )
+                raise self._unbound(under.denominator)
             checked = [
                 (spec := under[key], *arrays.as_values(value, spec.key, masked.shape))
                 for key, value in tensors.items()
             ]
+            specs = [spec for spec, _, _ in checked]
+            self.specs.check(specs)
+            self.specs.take(specs)
+            if masked.drained:
+                masked.drained = False
+                self.masks.append(masked)
             for spec, values, dtype in checked:
                 masked.add(spec, values, now, step, dtype)
+
+    def _unbound(self, denominator: str) -> RecordingError:
+        known = ", ".join(map(repr, sorted(binding.names(self) | set(self._latest)))) or "none"
+        return RecordingError(
+            f"expected a registered denominator, got {denominator!r}; registered now: {known}"
+        )
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Append numbers; exported as their mean and count. Those on a device are read when drained."""
@@ -174,6 +193,8 @@ class Recorder:
         about = json.dumps(dict(tags or {}), sort_keys=True)
         with self.lock:
             spec = self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR)
+            self.specs.check([spec])
+            self.specs.take([spec])
             series = self.series.setdefault((spec, step, about), Series(spec, step, about))
             for each, value in checked.items():
                 series.append(value, now)
@@ -205,6 +226,9 @@ class Recorder:
                 series = self.series.get((spec, step, None)) or Series(spec, step)
                 series.check(value)
                 ready.append((series, value))
+            specs = [series.spec for series, _ in ready]
+            self.specs.check(specs)
+            self.specs.take(specs)
             for series, value in ready:
                 self.series[series.spec, step, None] = series
                 series.append(value, now)
@@ -212,7 +236,8 @@ class Recorder:
     def begin_anew(self) -> None:
         """In a forked child: what was recorded is the parent's to export, and so may be the lock."""
         self.lock = threading.RLock()
-        self.masks, self.series, self._current, self.kept_since = [], {}, {}, None
+        self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
+        self.specs.forget()
 
     # -- drain -------------------------------------------------------------------------------------
 
@@ -222,11 +247,10 @@ class Recorder:
             self._expected = {}
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
-        self.series, self.kept_since = {}, None
-        self._current = {name: masked for name, masked in self._current.items() if _in_use(masked)}
-        self.masks = list(self._current.values())
-        for masked in self.masks:
-            masked.counted, masked.blocks = True, {}
+            masked.drain()
+        self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
+        self.specs.forget()
+        binding.release(self)
 
     def forget_key(self, key: str) -> None:
         """Drop one key; a denominator stays usable by the stats of other keys."""
@@ -236,12 +260,7 @@ class Recorder:
                 if block.of_key(key):
                     block.drop_key(key)
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
-
-
-def _in_use(masked: Masked) -> bool:
-    """Whether another thread may be between registering this mask and recording under it."""
-    fresh = time.time_ns() // 1000 - masked.time < _IN_USE_US
-    return fresh and masked.thread != threading.get_ident()
+        self.specs.forget(key)
 
 
 def set_step(step: Any) -> None:
@@ -356,6 +375,7 @@ def _histograms(recorders: list[Recorder], frame: Frame, key: str | None) -> dic
 def _begin_anew_in_child() -> None:
     global _ids_lock
     _ids_lock = threading.Lock()
+    binding.begin_anew()
     for recorder in _recorders:
         recorder.begin_anew()
 

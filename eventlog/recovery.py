@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .attempt import attempt_of
 from .errors import ManifestError, RunDirectoryError
 from .judge import Judge
 from .manifest import read_json, write_json
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]  # called with the bytes done and the bytes there are
 
 _MANIFEST: Final = "manifest"
+_GAP: Final = 4096  # segments missing in a row: the file behind so many was not numbered by its writer
 _NO_ID: Final = 1 << 63  # above all record ids
 
 
@@ -144,7 +146,9 @@ def _check_manifests(reader: RunReader) -> list[FileReport]:
     found: list[FileReport] = []
     for path in _manifests(reader.run.path):
         try:
-            read_json(path)
+            said = read_json(path)
+            if path.parent.name == "attempts":
+                attempt_of(path, said)
         except ManifestError as error:
             reader.run.found.add(Problem(path, str(error).rsplit(": ", 1)[0]))
         found.append(FileReport(path.relative_to(reader.run.path), _MANIFEST, _size(path)))
@@ -223,6 +227,7 @@ def _save_attempts(reader: RunReader, target: Path) -> list[SalvageReport]:
         place = path.relative_to(reader.run.path)
         try:
             claim = read_json(path)
+            attempt_of(path, claim)
         except ManifestError as error:
             reason = str(error).rsplit(": ", 1)[0]
             found.append(
@@ -252,9 +257,15 @@ class _Session:
         """Save every stream, the records first: by their ids the payload's windows are known."""
         found: list[SalvageReport] = []
         for stream, some in groupby(files, lambda file: file.stream):
-            present = {file.number: file for file in some}
-            newest = present[max(present)]
-            every = [present.get(n) or replace(newest, number=n) for n in range(newest.number + 1)]
+            every: list[SegmentFile] = []
+            for file in some:
+                if file.number - len(every) > _GAP:
+                    found.append(self._left_out(file, f"its number is {file.number}, expected {len(every)}"))
+                    continue
+                every += [replace(file, number=n) for n in range(len(every), file.number)]
+                every.append(file)
+            if not every:
+                continue
             pruned = {gone.number for gone in state.prunes} if state else set[int]()
             planner = Planner(stream, self._judge, self._window_of)
             plans = [self._plan(planner, file, pruned) for file in every]
@@ -264,6 +275,12 @@ class _Session:
                 found.append(self._write(file, plan))
                 self._meter.add(_size(file.data) + _size(file.index))
         return found
+
+    def _left_out(self, file: SegmentFile, reason: str) -> SalvageReport:
+        place, kind = file.data.relative_to(self._reader.run.path), file.stream.name.lower()
+        size = _size(file.data)
+        self._meter.add(size + _size(file.index))
+        return SalvageReport(place, kind, discarded=1, discarded_bytes=size, reasons=(f"{reason}: {place}",))
 
     def _plan(self, planner: Planner, file: SegmentFile, pruned: set[int]) -> Plan:
         with Source(file) as source:

@@ -8,11 +8,12 @@ import re
 import socket
 import time
 import uuid
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from .attempt import LARGEST_NUMBER, LATEST_US, Attempt, attempt_of, number_of
 from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from .manifest import create_json, read_json, write_json
 from .redaction import redact_sensitive_config
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 OUTCOMES: Final = ("finished", "exception", "signal")
 _OWN_ENTRIES: Final = {"run.json", "attempts", "events", "commits", "cursors", "tables", "tensorboard"}
 _ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_ATTEMPT_FILE = re.compile(r"(\d{4,9})\.json")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _SEGMENT_FILE = re.compile(
-    r"(\d{8}T\d{6}\.\d{6}Z)-([0-9a-f]{32})\.(?:(records|payload)\.)?(\d{4,9})\.(arrows|idx)"
+    r"(\d{8}T\d{6}\.\d{6}Z)-([0-9a-f]{32})\.(?:(records|payload)\.)?([0-9]{4}|[1-9][0-9]{4,8})\.(arrows|idx)"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START_FORMAT: Final = "%Y%m%dT%H%M%S.%fZ"
@@ -72,27 +73,6 @@ class Problems:
     def __iter__(self) -> Iterator[Problem]:
         """In the order in which they were found."""
         return iter(list(self._found.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One lifetime of a run: who claimed it, where it resumed, how it ended."""
-
-    number: int
-    started_us: int = 0
-    host: str = ""
-    pid: int = 0
-    role: str = ""
-    rank: int = 0
-    session: str = ""
-    resume_step: int | None = None
-    config: dict[str, Any] = field(default_factory=dict[str, Any])
-    version_info: dict[str, Any] = field(default_factory=dict[str, Any])
-    outcome: str | None = None  # "finished", "exception: …", "signal: …"; None: running, or killed
-    ended_us: int | None = None
-
-
-_ATTEMPT_FIELDS: Final = tuple(f.name for f in fields(Attempt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +135,22 @@ def _start_us(text: str) -> int | None:
 
 def check_role(role: str) -> str:
     """Return the role; LogError when it cannot be part of a file name."""
-    if not _ROLE.fullmatch(role) or ".." in role:
+    if not isinstance(role, str) or not _is_role(role):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LogError(
             f"expected a role of letters, digits, '_', '.' or '-' (at most 128, no '..'), got {role!r}"
         )
     return role
+
+
+def _is_role(name: str) -> bool:
+    return _ROLE.fullmatch(name) is not None and ".." not in name
+
+
+def check_number(number: int, what: str) -> int:
+    """Return a rank or an attempt; LogError when it cannot be part of a file name."""
+    if not 0 <= number <= LARGEST_NUMBER:
+        raise LogError(f"expected {what} of 0 to {LARGEST_NUMBER}, got {number}")
+    return number
 
 
 class RunDir:
@@ -242,14 +233,9 @@ class RunDir:
         for number in self._attempt_numbers():
             path = self._attempt_path(number)
             try:
-                data = read_json(path)
+                found.append(attempt_of(path, read_json(path)))
             except ManifestError as error:
                 self.found.add(Problem(path, str(error).rsplit(": ", 1)[0]))
-                continue
-            data["number"] = number
-            found.append(
-                Attempt(**{name: data[name] for name in _ATTEMPT_FIELDS if data.get(name) is not None})
-            )
         return found
 
     def newest_attempt(self) -> int | None:
@@ -267,6 +253,7 @@ class RunDir:
         claim = redact_sensitive_config(told)
         newest = self.newest_attempt()
         free = itertools.count(0 if newest is None else newest + 1) if number is None else [number]
+        check_number(newest + 1 if number is None and newest is not None else number or 0, "an attempt")
         try:
             (self.path / "attempts").mkdir(exist_ok=True)
             for wanted in free:
@@ -297,19 +284,17 @@ class RunDir:
 
     def _attempt_numbers(self) -> list[int]:
         try:
-            names = [entry.name for entry in (self.path / "attempts").iterdir()]
+            entries = list((self.path / "attempts").iterdir())
         except OSError:
             return []
-        return sorted(int(match[1]) for name in names if (match := _ATTEMPT_FILE.fullmatch(name)))
+        return sorted(number for entry in entries if (number := number_of(entry.name)) is not None)
 
     # Segments
 
     def producer_dir(self, stream: Stream, role: str, rank: int) -> Path:
         """Return where the segments of a producer lie; LogError for a role or rank that cannot be a name."""
-        if rank < 0:
-            raise LogError(f"expected a rank of 0 or more, got {rank}")
         root = "commits" if stream is Stream.COMMITS else "events"
-        return self.path / root / f"{check_role(role)}-{rank}"
+        return self.path / root / f"{check_role(role)}-{check_number(rank, 'a rank')}"
 
     def segment(self, stream: Stream, producer: Producer, number: int) -> SegmentFile:
         """Return the files of a producer's segment; nothing is created."""
@@ -350,10 +335,11 @@ class RunDir:
         except OSError as error:
             self.found.add(Problem(folder, f"cannot be listed: {error.strerror}"))
             return
+        own = _is_role(role) and _NUMBER.fullmatch(rank)
         for name in names:
             match = _SEGMENT_FILE.fullmatch(name)
             start = _start_us(match[1]) if match else None
-            if not match or start is None or bool(match[3]) is (root == "commits") or not rank.isdecimal():
+            if not match or start is None or bool(match[3]) is (root == "commits") or not own:
                 if name.endswith((".arrows", ".idx")):
                     self.found.add(Problem(folder / name, "is not named like a segment: not read"))
                 continue
@@ -366,17 +352,18 @@ _ROOTS: Final = {"events": {Stream.RECORDS, Stream.PAYLOAD}, "commits": {Stream.
 
 def _manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
-    version = manifest.get("format")
-    if (
-        not isinstance(version, list)
-        or not version
-        or not isinstance(version[0], int)
-        or "id" not in manifest
-    ):
-        raise ManifestError(f"expected a run's id and format version, got {sorted(manifest)}: {path}")
+    version, name, created = (manifest.get(key) for key in ("format", "id", "created_us"))
+    if not isinstance(version, list) or not version or any(type(n) is not int for n in version):
+        raise ManifestError(f"expected a format version such as [1, 0], got {version!r:.100}: {path}")
+    if version[0] < 1 or min(version) < 0:
+        raise ManifestError(f"expected a format version of 1.0 or above, got {version!r:.100}: {path}")
     if version[0] > FORMAT_MAJOR:
         got = ".".join(map(str, version))
         raise FormatVersionError(f"expected format {FORMAT_MAJOR}.x, got {got} of a newer release: {path}")
+    if not isinstance(name, str) or not name:
+        raise ManifestError(f"expected the id of a run, got {name!r:.100}: {path}")
+    if created is not None and (type(created) is not int or not 0 <= created <= LATEST_US):
+        raise ManifestError(f"expected created_us in microseconds, got {created!r:.100}: {path}")
     return manifest
 
 

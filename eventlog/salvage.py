@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .files import open_file, read_file
 from .message import Decoder, head
 from .schema import (
     ENTRY_SIZE,
@@ -58,7 +59,7 @@ class Source:
         self.size = 0
         self._data: int | None = None
         with suppress(OSError):
-            self._data = os.open(file.data, os.O_RDONLY)
+            self._data = open_file(file.data)
             self.size = os.fstat(self._data).st_size
 
     def __enter__(self) -> Self:
@@ -126,7 +127,7 @@ class Source:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError:
         return b""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from .files import open_file
 from .message import Decoder, is_whole
 from .rundir import Problem, Problems, Producer, SegmentFile
 from .schema import (
@@ -117,7 +118,7 @@ class SealedSegment:
 
     def _open(self, path: Path) -> int | None:
         try:
-            return os.open(path, os.O_RDONLY)
+            return open_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,4 +1,7 @@
-"""What the keys of one recorder are: interned, so that equal means identical and a steady step makes none."""
+"""What the keys of one recorder are: interned, so that equal means identical and a steady step makes none.
+
+Within a window a key is one thing: the second one is refused at its call.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .frame import Spec
 from .reduction import Kind, ReduceType, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 INTERNED_AT_MOST: Final = 1 << 16
 
@@ -23,6 +26,8 @@ class Specs:
         self._specs: dict[tuple[Any, ...], Spec] = {}
         self._under: dict[tuple[Any, ...], Under] = {}
         self._spread: dict[str, Spread] = {}
+        self._taken: set[Spec] = set()  # by what the window holds
+        self._first: dict[tuple[str, str | None], Spec] = {}  # of them, by key and label
         self.asks = False  # whether quantiles of any key were ever asked
 
     def __len__(self) -> int:
@@ -69,6 +74,28 @@ class Specs:
             found = self._under[said] = Under(self, *said)
         return found
 
+    def check(self, specs: Iterable[Spec]) -> None:
+        """Refuse a key that the window already holds as something else: no export could tell a number."""
+        for spec in specs:
+            if spec in self._taken:
+                continue
+            first = self._first.get((spec.key, spec.label), spec)
+            if _what(first) != _what(spec):
+                got = f"{_text(first)} and {_text(spec)}"
+                raise RecordingError(f"expected one kind of {spec.key!r} until its export, got {got}")
+
+    def take(self, specs: Iterable[Spec]) -> None:
+        """Note what the window holds, once it was checked."""
+        for spec in specs:
+            if spec not in self._taken:
+                self._taken.add(spec)
+                self._first.setdefault((spec.key, spec.label), spec)
+
+    def forget(self, key: str | None = None) -> None:
+        """The window holds nothing any more, or nothing of one key."""
+        self._taken = {spec for spec in self._taken if key not in (None, spec.key)}
+        self._first = {slot: spec for slot, spec in self._first.items() if key not in (None, slot[0])}
+
     def declare(self, keys: Collection[str], spread: Spread) -> None:
         """State how the values of full keys lie on the ranks, from now on."""
         self._spread.update(dict.fromkeys(keys, spread))
@@ -81,6 +108,19 @@ class Specs:
             return False
         self._specs, self._under = {}, {}
         return True
+
+
+def _what(spec: Spec) -> tuple[Any, ...]:
+    return spec.kind, spec.reduce_type, spec.denominator, spec.spread, spec.quantiles
+
+
+def _text(spec: Spec) -> str:
+    words = [spec.kind.value]
+    if spec.kind is Kind.STAT and spec.reduce_type is not None:
+        words += [spec.reduce_type.value, f"under {spec.denominator!r}"]
+    if spec.quantiles:
+        words.append(f"with quantiles {spec.quantiles}")
+    return " ".join(words if spec.spread is Spread.SHARDS else [*words, f"({spec.spread.value})"])
 
 
 class Under(dict[str, Spec]):

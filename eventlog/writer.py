@@ -109,19 +109,20 @@ class Writer:
         last: bool = True,
         linger: bool = False,
         step: int | None = None,
+        about: int = NO_WINDOW,
     ) -> int:
         """Hand over batches of a stream, encoded later on the writer's thread; return the ticket.
 
         The last batch completes the window, unless `last` is false: then more of it follows. Waits at most
         `block_seconds` while `nbytes` do not fit into the queue, then counts a loss. `linger` does not
         wake the thread: it comes with the next put, when it is waited for, or within IDLE_SECONDS. `step` is
-        what a loss will be listed under.
+        what a loss will be listed under, as is the window, or, of what is of none, the one it is `about`.
         """
         queue = self._payload if stream is Stream.PAYLOAD else self._urgent
         with self._changed:
             fits = self._wait_for_room(queue, nbytes)
             self._tickets += 1
-            job = Job(self._tickets, stream, encode, window, first_id, last_id, nbytes, last, step)
+            job = Job(self._tickets, stream, encode, window, first_id, last_id, nbytes, last, step, about)
             if self._closing:
                 self._lose_job(job, LossCause.CLOSE_TIMED_OUT, "came after the log was closed")
             elif not fits:
@@ -326,6 +327,8 @@ class Writer:
         job.rows_written += batch.num_rows
         job.bytes_written += size
         self._advance(job.stream, job.window, last=said.last)
+        if self._lost.owed:  # the disk takes something: nobody knows for how long
+            self._say_losses()
         return True
 
     def _advance(self, stream: Stream, window: int, *, last: bool = False) -> None:
@@ -362,18 +365,26 @@ class Writer:
         return Told(int(self.waited * 1e6), self.not_durable)
 
     def _say_losses(self) -> None:
+        """Note losses on the disk; those of a stream that takes none, later."""
+        left: list[Loss] = []
+        full: set[Stream] = set()
         while True:
             with self._changed:
                 loss = self._lost.pay()
             if loss is None:
-                return
+                break
+            if loss.stream in full:
+                left.append(loss)
+                continue
             try:
                 self._segments.of(loss.stream).lost(loss)
             except OSError:
-                self._segments.leave(loss.stream)
-                self._owe([loss])
-                self._say_at = time.monotonic() + HEARTBEAT_SECONDS
-                return
+                full.add(loss.stream)
+                left.append(loss)
+                self._segments.leave(loss.stream)  # which may owe more
+        if left:
+            self._owe(left)
+            self._say_at = time.monotonic() + HEARTBEAT_SECONDS
 
     def _finish(self) -> None:
         self._say_losses()

@@ -157,7 +157,7 @@ def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table
 
     with open_run(path, attempts="all") as session:
         table = session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
-        return table, session.problems
+        return table.filter(table["value"].is_valid()), session.problems  # null: the log cannot say it
 
 
 def select(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:

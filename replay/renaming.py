@@ -23,7 +23,7 @@ class Renaming:
     """
 
     def __init__(self, rules: Rules = ()) -> None:
-        pairs: Iterable[Any] = rules.items() if isinstance(rules, Mapping) else rules
+        pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
         self._rules = [_rule(pair) for pair in pairs]
         self._known: dict[str, str] = {}
         self._origins: dict[str, str] = {}

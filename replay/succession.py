@@ -1,4 +1,4 @@
-"""Which attempt of a run owns which steps, while it is still written: the log itself is asked, when needed."""
+"""Which attempt of a run owns which steps, while it is still written: the log itself is asked if need be."""
 
 from __future__ import annotations
 

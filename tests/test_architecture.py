@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 # houses before its own. A new file gets a line here, where it belongs. A folder's files stand as folder/file.
 STREET: dict[str, list[str]] = {
     "eventlog": [
-        "errors", "reduction", "arrays", "moments", "histogram", "device", "batch", "pieces", "scope",
-        "workflow_context", "frame", "settlement", "specs", "recorder",
-        "schema", "columns", "encode", "redaction", "manifest", "rundir", "message", "parts", "segment",
+        "errors", "output", "reduction", "arrays", "moments", "histogram", "device", "batch", "pieces", "scope",
+        "workflow_context", "frame", "settlement", "specs", "binding", "recorder",
+        "schema", "columns", "encode", "redaction", "files", "manifest", "attempt", "rundir", "message", "parts", "segment",
         "budget", "losses", "segments", "backlog", "writer", "sampling", "options", "ending", "sealed",
         "windows", "reader", "following", "judge", "salvage", "recovery", "rivals", "log", "process", "mistakes",
     ],
     "aggregator": [
-        "naming", "merge", "plan", "wire", "channel", "collective", "stats_tracker", "areal",
+        "naming", "plain", "merge", "plan", "wire", "channel", "collective", "stats_tracker", "areal",
         "broadcast",
         "evaluation/schedule", "evaluation/memory", "evaluation/evaluator", "evaluation/pace",
         "evaluation/metrics", "evaluation/failure", "evaluation/progress", "evaluation/samples",
@@ -38,8 +38,8 @@ STREET: dict[str, list[str]] = {
         "offline/reading", "offline/placing", "offline/history",
         "offline/payload", "offline/recompute", "offline/choice", "offline/memory", "offline/condition",
         "offline/pairing", "offline/drawing", "offline/grouping", "offline/statistics", "offline/tally",
-        "offline/scaleout", "offline/pooling", "offline/sequences", "offline/tables", "offline/unpacking", "offline/database",
-        "offline/names", "offline/strict", "offline/export", "offline/session", "offline/union", "offline/parquet",
+        "offline/scaleout", "offline/pooling", "offline/sequences", "offline/tables", "offline/unpacking", "offline/names", "offline/database",
+        "offline/strict", "offline/export", "offline/session", "offline/union", "offline/parquet",
         "offline/compact",
     ],
     "replay": [

@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -313,17 +313,26 @@ def alerts_of(session: Session, rules: Iterable[Rule] | None = None) -> list[Ale
     Timings are looked at rank by rank, as every rank recorded them.
     """
     commits = (
-        "select tags from commits where key is null and tags is not null and not superseded order by time"
+        "select role, tags from commits "
+        "where key is null and tags is not null and not superseded order by time"
     )
     noted = [
-        _from_json(found)
-        for (tags,) in _rows(session, commits)
+        (role, _from_json(found))
+        for role, tags in _rows(session, commits)
         for name, found in json.loads(tags).items()
         if name.startswith(TAG)
     ]
-    known = {(_identity(alert), alert.step) for alert in noted}
+    known = {(_identity(alert), alert.step) for _, alert in noted}
+    known |= {
+        (_identity(replace(alert, key=_timing(alert.key, role))), alert.step) for role, alert in noted
+    }  # live, a process names timings of its own role only
     found = [each for each in scan(_recorded(session), rules) if (_identity(each), each.step) not in known]
-    return sorted([*noted, *found], key=lambda alert: (alert.step, alert.rule, alert.key, alert.rank or 0))
+    alerts = [*found, *(alert for _, alert in noted)]
+    return sorted(alerts, key=lambda alert: (alert.step, alert.rule, alert.key, alert.rank or 0))
+
+
+def _timing(key: str, role: str) -> str:
+    return f"{key} ({role})"
 
 
 def _recorded(session: Session) -> list[Row]:
@@ -337,7 +346,7 @@ def _recorded(session: Session) -> list[Row]:
         "where kind = 'timing' and step is not null and not superseded group by all order by all"
     )
     for step, key, role, rank, seconds in _rows(session, timings):
-        ranks.setdefault(step, {}).setdefault(f"{key} ({role})", {})[rank] = seconds
+        ranks.setdefault(step, {}).setdefault(_timing(key, role), {})[rank] = seconds
     steps = sorted(metrics.keys() | ranks.keys())
     return [Row(step, metrics.get(step, {}), ranks.get(step, {})) for step in steps]
 

@@ -97,9 +97,16 @@ def adaptive_batch_evaluation(
     peers waiting when it runs out of memory: that cannot be had.
     """
     acting, members, _ = collective.joined(group)
-    sizes = _sizes(fn, batch_size)
+    try:
+        limits = _Limits(max_memory, ceiling, memory or Memory.of_process())
+        sizes, work = _sizes(fn, batch_size), _Work(fn, list(data), limits, on_batch)
+    except Exception as error:
+        collective.agree(True, acting)
+        collective.tell(text_of(error), acting)
+        raise
+    if collective.agree(False, acting):
+        raise_together(None, collective.tell(None, acting), members)
     sizes.agree(acting)
-    work = _Work(fn, list(data), _Limits(max_memory, ceiling, memory or Memory.of_process()), on_batch)
     while True:
         mine = work.step(sizes.size)
         failed, fits, left, over, cramped = collective.greatest(mine, acting)

@@ -24,8 +24,8 @@ from .batching import BatchSize, adaptive_batch_evaluation
 from .failure import raise_together, text_of
 from .progress import progress_bar
 from .results import TRACKER, SampleResult, as_result, record_samples
-from .samples import Field, deal, ids_of, tags_of
-from .sampling import number_of, seed_all, seeded
+from .samples import Field, check_unambiguous, deal, ids_of, is_integer, tags_of
+from .sampling import number_of, seed_all, seed_tasks, seeded, seeded_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -70,28 +70,40 @@ def evaluate_distributed(
     """Return the results of all samples, sorted by id, on every rank of the group; all of them must call it.
 
     `fn(sample)` returns a number, or numbers and texts by name; None among them is absent. It may be a
-    coroutine function: then at most `concurrency` of them run at a time on each rank. With `batch_size` it
-    takes a list of samples and returns a list, through `adaptive_batch_evaluation`. It runs as an evaluation:
-    `stat_scope()` is "eval-rollout". Without a group the default one evaluates, or, without
-    torch.distributed, this process.
+    coroutine function: then at most `concurrency` of them run at a time on each rank. With `batch_size` it is
+    a plain function that takes a list of samples and returns a list, called through
+    `adaptive_batch_evaluation`. It runs as an evaluation: `stat_scope()` is "eval-rollout". Without a group
+    the default one evaluates, or, without torch.distributed, this process.
 
     `samples` is what this rank holds: all of them, or its own part. An id that several ranks hold, or that
-    one holds twice, is evaluated once. `sample_id` and `tags` say where a sample has them. `expected` is how
-    many different ids there must be on all ranks together.
+    one holds twice, is evaluated once. `sample_id` and `tags` say where a sample has them; the integer 1 and
+    the text "1" are not told apart, and refused. `expected` is how many different ids there must be on all
+    ranks together. All ranks give the same `expected`, `seed`, `step` and `record`, and all batches or none.
 
-    `seed` seeds everybody's generators before each sample by its id, so that results depend neither on the
-    world size nor on the order (before each batch by its first sample: there they do), and restores them at
-    the end; None leaves them alone. Coroutines should make generators of their own, of `number_of(seed, id)`.
+    `seed` seeds everybody's generators (random's, numpy's, torch's) before each sample by its id, so that
+    results depend neither on the world size nor on the order, and restores them at the end; None leaves them
+    alone. Coroutines draw as if each ran alone, and so do the tasks they start; threads they start do not:
+    those should make generators of their own, of `number_of(seed, id)`. Batches are seeded by their first
+    sample: there random numbers depend on the world size.
     `record` writes every result, with id and tags, into the `eval-rollout` tracker on the rank that evaluated
     it, as of `step` where that is given: its next export has the means. `cleanup` is called on every rank at
     the end, come what may.
 
-    Raises EvaluationError for samples without an id, DistributedEvaluationError when ids or results are
-    missing, naming both numbers; an error of `fn` is raised as it is on its rank, elsewhere as a PeerError.
+    Raises EvaluationError for samples without an id, DistributedEvaluationError when ranks give different
+    arguments, or when ids or results are missing, naming both numbers; an error of `fn` is raised as it is on
+    its rank, elsewhere as a PeerError.
     """
     acting, members, at = collective.joined(group)
+    agreed = {
+        "expected": expected,
+        "batch_size": "a size" if batch_size is not None else None,
+        "seed": seed,
+        "step": step,
+        "record": record,
+    }
     with _cleaned_up(cleanup):
-        share = _shared(samples, sample_id, tags, expected, acting, members, at)
+        wrong = _refused(fn, batched=batch_size is not None)
+        share = _shared(samples, sample_id, tags, agreed, wrong, acting, members, at)
         shown = progress_bar("evaluation", len(share.samples), shown=at == 0)
         seeds = nullcontext() if seed is None else seeded(seed)
         with _evaluating(), seeds, shown as tell:
@@ -139,32 +151,68 @@ def _evaluating() -> Generator[None]:
 # -- who evaluates what ----------------------------------------------------------------------------
 
 
+class _Told(NamedTuple):
+    """What ranks tell each other before anything is evaluated."""
+
+    ids: list[str]
+    integers: list[str]  # those of the ids that are no texts
+    arguments: Mapping[str, Any]
+    error: str | None
+
+
+def _refused(fn: Callable[..., Any], *, batched: bool) -> Exception | None:
+    """Return what is wrong with a function, to be told to the peers first."""
+    if batched and _is_async(fn):
+        return errors.EvaluationError(
+            f"expected a plain function, which takes a list, with batch_size, "
+            f"got a coroutine function: {_name(fn)}"
+        )
+    return None
+
+
 def _shared(
     samples: Iterable[Any],
     sample_id: Field,
     tags: Field,
-    expected: int | None,
+    arguments: Mapping[str, Any],
+    error: Exception | None,
     group: ProcessGroup | None,
     members: Sequence[int],
     at: int,
 ) -> _Share:
     held: dict[str, Any] = {}
     named: dict[str, dict[str, Any]] = {}
-    error: Exception | None = None
+    integers: list[str] = []
     try:
-        held = ids_of(samples, sample_id)
+        held = ids_of(samples, sample_id) if error is None else {}
         named = {each: tags_of(sample, tags) for each, sample in held.items()}
+        integers = [each for each, sample in held.items() if is_integer(sample, sample_id)]
     except Exception as exc:  # noqa: BLE001 - whatever it is, the peers must hear of it
         error = exc
-    told: list[tuple[list[str], str | None]] = collective.tell((list(held), text_of(error)), group)
-    raise_together(error, [text for _, text in told], members)
-    dealt = deal([ids for ids, _ in told])
-    count = sum(map(len, dealt))
+    mine = _Told(list(held), integers, arguments, text_of(error))
+    told: list[_Told] = collective.tell(mine, group)
+    raise_together(error, [each.error for each in told], members)
+    _check_agreed(told, members)
+    dealt = deal([each.ids for each in told])
+    count, expected = sum(map(len, dealt)), arguments["expected"]
     if expected is not None and count != expected:
         raise errors.DistributedEvaluationError(
             f"expected {expected} samples with different ids on {len(members)} ranks, got {count}"
         )
     return _Share({each: held[each] for each in dealt[at]}, named, members[at])
+
+
+def _check_agreed(told: Sequence[_Told], members: Sequence[int]) -> None:
+    """Raise, alike on all ranks, where arguments differ, or an id is an integer here and a text there."""
+    for name, first in told[0].arguments.items():
+        for rank, each in zip(members, told, strict=True):
+            if each.arguments[name] != first:
+                raise errors.DistributedEvaluationError(
+                    f"expected the same {name} on all ranks, got {first!r} on rank {members[0]} and "
+                    f"{each.arguments[name]!r} on rank {rank}"
+                )
+    integers = {each for one in told for each in one.integers}
+    check_unambiguous(integers, {each for one in told for each in set(one.ids).difference(one.integers)})
 
 
 def _gathered(
@@ -196,8 +244,8 @@ def _one_by_one(
     """Evaluate this rank's samples; return what was found, and what stopped it."""
     found: list[SampleResult] = []
     try:
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
-            _run(_concurrently(fn, share, concurrency, found, tell))
+        if _is_async(fn):
+            _run(_concurrently(fn, share, concurrency, seed, found, tell))
             return found, None
         for each, sample in share.samples.items():
             if seed is not None:
@@ -220,6 +268,10 @@ def _about(sample: str) -> Generator[None]:
         raise
 
 
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+
+
 def _run(coroutine: Any) -> None:
     try:
         asyncio.get_running_loop()
@@ -237,6 +289,7 @@ async def _concurrently(
     fn: Callable[[Any], Any],
     share: _Share,
     concurrency: int,
+    seed: int | None,
     found: list[SampleResult],
     tell: Callable[[int], None],
 ) -> None:
@@ -244,11 +297,16 @@ async def _concurrently(
     if concurrency < 1:
         raise errors.EvaluationError(f"expected a concurrency of 1 or more, got {concurrency}")
     waiting = iter(share.samples.items())
+    seed_tasks(asyncio.get_running_loop())
+
+    async def one(sample: Any) -> Any:
+        return await fn(sample)
 
     async def work(waiting: Iterator[Sample]) -> None:
         for each, sample in waiting:
             with _about(each):
-                found.append(share.result(each, await fn(sample)))
+                own = one(sample) if seed is None else seeded_steps(one(sample), number_of(seed, each))
+                found.append(share.result(each, await own))
             tell(1)
 
     try:

@@ -1,7 +1,8 @@
 """Drift: whether data, or results, are distributed as they were in a reference window.
 
-Two measures. The population stability index over the reference's deciles (or over categories), with shares
-r_i before and c_i now:
+Two measures. The population stability index over the reference's deciles (or over categories; a number that
+is a tenth of the reference or more, as where there are only a few, is a category), with shares r_i before and
+c_i now:
 
     PSI = Σ (c_i - r_i) · ln(c_i / r_i)          under 0.1 none · 0.1 to 0.25 some · above 0.25 much
 
@@ -117,31 +118,46 @@ def _window(values: Iterable[Any]) -> Floats | list[str]:
 def _psi(reference: Floats | list[str], current: Floats | list[str]) -> tuple[float, int]:
     """Return the PSI, and over how many bins."""
     before, now = _binned(reference, current)
-    bins = sorted(set(before) | set(now))
-    n, m = sum(before.values()), sum(now.values())
+    bins = sorted(before.keys() | now.keys())
+    n, m = len(reference), len(current)
     psi = 0.0
     for each in bins:
-        r, c = max(before[each], 0.5) / n, max(now[each], 0.5) / m
+        r, c = max(before.get(each, 0.0), 0.5) / n, max(now.get(each, 0.0), 0.5) / m
         psi += (c - r) * math.log(c / r)
     return psi, len(bins)
 
 
-def _binned(reference: Any, current: Any) -> tuple[Counter[Any], Counter[Any]]:
+def _binned(reference: Any, current: Any) -> tuple[Mapping[Any, float], Mapping[Any, float]]:
     if not isinstance(reference, np.ndarray):
         return Counter(reference), Counter(current)
-    finite = reference[~np.isnan(reference)]
-    edges = (
-        np.unique(np.quantile(finite, np.linspace(0, 1, BINS + 1)[1:-1], method="lower"))
-        if len(finite)
-        else []
-    )
-    return Counter(_bins(reference, edges)), Counter(_bins(current, edges))
+    edges = _edges(np.sort(reference[~np.isnan(reference)]))
+    return _counts(reference, edges), _counts(current, edges)
 
 
-def _bins(values: Floats, edges: Any) -> list[int]:
-    """Return the number of each value's bin, -1 for NaN. A value on an edge belongs below it."""
-    found = np.searchsorted(edges, values, side="left")
-    return np.where(np.isnan(values), -1, found).tolist()
+def _edges(ordered: Floats) -> Floats:
+    """Return where bins of equal shares meet; each value that is a tenth, or one of few, has a bin to itself.
+
+    Mirrored numbers have mirrored edges, to the last bit.
+    """
+    values, counts = np.unique(ordered, return_counts=True)
+    own = values[(counts > 1) & ((counts * BINS >= len(ordered)) | (len(values) <= BINS))]
+    rest = ordered[~np.isin(ordered, own)]
+    bins = max(1, round(BINS * len(rest) / max(1, len(ordered))))
+    places = np.arange(1, bins) * (len(rest) - 1)
+    with np.errstate(invalid="ignore", over="ignore"):  # at the ends of the numbers
+        cuts = 0.5 * rest[places // bins] + 0.5 * rest[-(-places // bins)]
+        beside = np.concatenate([np.nextafter(own, -np.inf), np.nextafter(own, np.inf)])
+    found = np.unique(np.concatenate([cuts, beside]))
+    return found[~np.isnan(found)]  # between -inf and inf there is no middle
+
+
+def _counts(values: Floats, edges: Floats) -> dict[int, float]:
+    """Return how many values each bin has, -1 for NaN; one on an edge is half in either bin."""
+    known = values[~np.isnan(values)]
+    places = np.concatenate([np.searchsorted(edges, known, side) for side in ("left", "right")])
+    bins, counts = np.unique(places, return_counts=True)
+    found = dict(zip(bins.tolist(), (counts / 2).tolist(), strict=True))
+    return found | ({-1: float(len(values) - len(known))} if len(known) < len(values) else {})
 
 
 def _by_chance(n: int, m: int, bins: int) -> float:

@@ -97,6 +97,7 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
 
 def avg_at_k(scores: Sequence[float], k: int | None = None) -> float | None:
     """Return the mean score of the first k attempts (or of all): (1/k) Σ s_i; None if there are fewer."""
+    _check_attempts(k)
     if k is not None and k > len(scores):
         return None
     return _mean(scores[:k])
@@ -108,12 +109,18 @@ def maj_at_k(answers: Sequence[Hashable], reference: Hashable, k: int | None = N
     Answers that tie share the vote: 1/m where the right one is one of m that were given most often, which is
     what drawing among them comes to (Wang et al. 2022, "Self-Consistency", arXiv:2203.11171).
     """
-    if not answers or (k is not None and k > len(answers)):
+    _check_attempts(k)
+    if not len(answers) or (k is not None and k > len(answers)):
         return None
     votes = Counter(answers[:k])
     most = max(votes.values())
     winners = [answer for answer, count in votes.items() if count == most]
     return 1.0 / len(winners) if reference in winners else 0.0
+
+
+def _check_attempts(k: int | None) -> None:
+    if k is not None and k < 1:
+        raise errors.EvaluationError(f"expected k >= 1 attempts, or None for all, got {k}")
 
 
 def mean_of_stds(scores: Sequence[Sequence[float]]) -> float | None:
@@ -122,7 +129,7 @@ def mean_of_stds(scores: Sequence[Sequence[float]]) -> float | None:
     (1/P) Σ_p sqrt((1/K) Σ_k (s_pk - s̄_p)²), `scores` prompts by attempts. Not `std_of_means`, though both
     have been called "std@k".
     """
-    return _mean([float(np.std(np.asarray(row, np.float64))) for row in scores if len(row)])
+    return _mean([math.sqrt(_variance(np.asarray(row, np.float64))) for row in scores if len(row)])
 
 
 def std_of_means(scores: Sequence[Sequence[float]]) -> float | None:
@@ -135,7 +142,7 @@ def std_of_means(scores: Sequence[Sequence[float]]) -> float | None:
         lengths = sorted({len(row) for row in scores})
         raise errors.EvaluationError(f"expected as many attempts of every prompt, got {lengths}")
     table = np.asarray(scores, np.float64)
-    return float(np.std(table.mean(axis=0))) if table.size else None
+    return math.sqrt(_variance(table.mean(axis=0))) if table.size else None
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -221,14 +228,21 @@ def sequence_consistency_score(states: Any) -> float | None:
     total, pairs = 0.0, 0
     last: Floats | None = None
     for block in _blocks(states):
-        lengths = np.linalg.norm(block, axis=1, keepdims=True)
-        units = np.divide(block, lengths, out=np.zeros_like(block), where=lengths > 0)
-        units[np.isnan(lengths[:, 0])] = np.nan
+        units = _units(block)
         chain = units if last is None else np.concatenate([last, units])
         total += float(np.einsum("ij,ij->", chain[:-1], chain[1:]))
         pairs += len(chain) - 1
         last = units[-1:].copy()
     return total / pairs if pairs else None
+
+
+def _units(block: Floats) -> Floats:
+    """Return the rows at length 1, those of zeros as they are; right for rows of any size."""
+    largest = np.abs(block).max(axis=1, keepdims=True, initial=0.0)  # squares of it might not be numbers
+    with np.errstate(invalid="ignore"):  # an infinite row has no direction: NaN
+        units = np.divide(block, largest, out=np.zeros_like(block), where=largest != 0)
+    lengths = np.linalg.norm(units, axis=1, keepdims=True)
+    return np.divide(units, lengths, out=units, where=lengths != 0)
 
 
 def _blocks(states: Any) -> Iterator[Floats]:
@@ -249,17 +263,15 @@ def _blocks(states: Any) -> Iterator[Floats]:
 def token_entropies(logits: Any, mask: Any = None) -> Floats:
     """Return -Σ π log π in nats for every token that `mask` selects (or for all), in order, on the host.
 
-    `logits` has shape (…, vocabulary), `mask` (…). With z = x - max x it is log Σ e^z - Σ π z: stable for
-    logits of any size, and right where some are -inf. In float64 on the device the logits lie on, 8 MiB at a
-    time (float32 where the device has no float64).
+    `logits` has shape (…, vocabulary), `mask` (…), of booleans or of the integers 0 and 1. With z = x - max x
+    it is log Σ e^z - Σ π z: stable for logits of any size, and right where some are -inf. In float64 on the
+    device the logits lie on, 8 MiB at a time (float32 where the device has no float64).
     """
     rows = logits.detach() if hasattr(logits, "detach") else np.asarray(logits)
     shape = tuple(rows.shape)
     rows = rows.reshape(-1, shape[-1])
     if mask is not None:
-        if tuple(mask.shape) != shape[:-1]:
-            raise errors.EvaluationError(f"expected a mask of shape {shape[:-1]}, got {tuple(mask.shape)}")
-        rows = rows[mask.reshape(-1)]
+        rows = rows[_indices(mask, shape[:-1], rows)]
     step = max(1, _CHUNK // max(1, shape[-1]))
     entropies = [_entropies(rows[first : first + step]) for first in range(0, rows.shape[0], step)]
     return np.concatenate(entropies) if entropies else np.empty(0)
@@ -286,9 +298,12 @@ def policy_entropy(logits: Any, mask: Any = None) -> float | None:
 
 
 def value_variance(values: Any, mask: Any = None) -> float | None:
-    """Return the variance of the selected values, (1/N) Σ (V_i - mean V)²; None when there is none."""
+    """Return the variance of the selected values, (1/N) Σ (V_i - mean V)²; None when there is none.
+
+    `mask` has the shape of the values, of booleans or of the integers 0 and 1. Equal values have exactly 0.
+    """
     selected = _selected(values, mask)
-    return float(selected.var()) if len(selected) else None
+    return _variance(selected) if len(selected) else None
 
 
 def explained_variance(values: Any, returns: Any, mask: Any = None) -> float | None:
@@ -299,13 +314,40 @@ def explained_variance(values: Any, returns: Any, mask: Any = None) -> float | N
     predicted, observed = _selected(values, mask), _selected(returns, mask)
     if len(predicted) != len(observed):
         raise errors.EvaluationError(f"expected {len(observed)} values, one a return, got {len(predicted)}")
-    spread = observed.var() if len(observed) else 0.0
-    return None if spread == 0 else float(1.0 - (observed - predicted).var() / spread)
+    spread = _variance(observed) if len(observed) else 0.0
+    return None if spread == 0 else 1.0 - _variance(observed - predicted) / spread
+
+
+def _variance(values: Floats) -> float:
+    """Return the population's variance, about the first value: that of equal ones is exactly 0."""
+    with np.errstate(invalid="ignore"):  # infinities vary by NaN
+        return float((values - values[0]).var())
 
 
 def _selected(array: Any, mask: Any) -> Floats:
-    flat = _host(array).reshape(-1)
-    return flat if mask is None else flat[_host(mask).reshape(-1).astype(np.bool_)]
+    values = _host(array)
+    return values.reshape(-1) if mask is None else values.reshape(-1)[_checked(mask, values.shape)]
+
+
+def _indices(mask: Any, shape: tuple[int, ...], rows: Any) -> Any:
+    """Return a mask as what indexes `rows`, be that an array or a tensor."""
+    chosen = _checked(mask, shape)
+    if isinstance(rows, np.ndarray):
+        return chosen
+    import torch
+
+    return torch.from_numpy(chosen).to(rows.device)
+
+
+def _checked(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return a flat mask; an EvaluationError for another shape, or for what is neither true nor false."""
+    given = _host(mask) if hasattr(mask, "detach") else np.asarray(mask)
+    if given.shape != shape:
+        raise errors.EvaluationError(f"expected a mask of shape {shape}, got {given.shape}")
+    kind = str(getattr(mask, "dtype", given.dtype))
+    if given.size and not ("bool" in kind or ("int" in kind and np.isin(given, (0, 1)).all())):
+        raise errors.EvaluationError(f"expected a mask of booleans, or of the integers 0 and 1, got {kind}")
+    return given.reshape(-1).astype(np.bool_)
 
 
 def _host(array: Any) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from eventlog import Spread, errors, moments
 
 from .. import stats_tracker
-from .samples import id_of
+from .samples import id_of, ids_of
 
 __all__ = [
     "SampleResult",
@@ -83,7 +83,11 @@ def compute_aggregated_metrics(
     also be mappings with an "id" (or "sample_id") and numbers; an EvaluationError for one without.
     """
     unique: dict[str, SampleResult] = {}
-    for each in results:
+    listed = list(results)
+    rows = [each for each in listed if not isinstance(each, SampleResult)]
+    for key in ("sample_id", "id"):
+        ids_of((row for row in rows if _key_of(row) == key), key)  # refuses ids that are alike as texts
+    for each in listed:
         result = each if isinstance(each, SampleResult) else _read(each)
         unique.setdefault(result.id, result)
     ordered = [unique[each] for each in sorted(unique)]
@@ -98,8 +102,12 @@ def compute_aggregated_metrics(
     return metrics
 
 
+def _key_of(row: Mapping[str, Any]) -> str:
+    return "sample_id" if "sample_id" in row else "id"
+
+
 def _read(row: Mapping[str, Any]) -> SampleResult:
-    key = "sample_id" if "sample_id" in row else "id"
+    key = _key_of(row)
     sample = id_of(row, key)
     tags = row.get("tags") or {}
     named = {name: value for name, value in row.items() if name not in (key, "tags", "rank")}

@@ -1,19 +1,23 @@
 """Samples and their ids: which rank evaluates which, so that each is evaluated once.
 
 A sample is anything; its id is `sample["id"]` or `sample.id`, or what a function says. Nothing is ever
-grouped by a sample's content: the same text may come with another image.
+grouped by a sample's content: the same text may come with another image. An integer (of numpy or torch too)
+is its digits as text; the integer 1 and the text "1" in one evaluation are refused: nobody could tell them
+apart afterwards.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from eventlog import errors
 
-__all__ = ["Field", "deal", "id_of", "ids_of", "tags_of"]
+__all__ = ["Field", "check_unambiguous", "deal", "id_of", "ids_of", "is_integer", "tags_of"]
 
 Field = str | Callable[[Any], Any]
 """Where something of a sample is found: the name of an item or attribute, or a function of the sample."""
@@ -23,11 +27,41 @@ _MISSING = object()
 
 def id_of(sample: Any, field: Field = "id") -> str:
     """Return a sample's id as text; an EvaluationError where there is none (a text or an integer)."""
+    return str(_key_of(sample, field))
+
+
+def ids_of(samples: Iterable[Any], field: Field = "id") -> dict[str, Any]:
+    """Return samples by id, in their order; of repeated ones the first. 1 and "1" are an EvaluationError."""
+    found: dict[str, Any] = {}
+    integers: set[str] = set()
+    texts: set[str] = set()
+    for sample in samples:
+        key = _key_of(sample, field)
+        found.setdefault(str(key), sample)
+        (integers if isinstance(key, int) else texts).add(str(key))
+    check_unambiguous(integers, texts)
+    return found
+
+
+def check_unambiguous(integers: AbstractSet[str], texts: AbstractSet[str]) -> None:
+    """Raise an EvaluationError for an id that is an integer here and a text there."""
+    if both := sorted(integers & texts):
+        raise errors.EvaluationError(
+            f"expected ids that differ as texts, got the integer {both[0]} and the text {both[0]!r}"
+        )
+
+
+def is_integer(sample: Any, field: Field = "id") -> bool:
+    """Whether a sample's id is an integer, not a text."""
+    return isinstance(_key_of(sample, field), int)
+
+
+def _key_of(sample: Any, field: Field) -> str | int:
     found = _get(sample, field)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
     if isinstance(found, str) and found:
-        return found
+        return str(found)
+    if (number := _integer(found)) is not None:
+        return number
     got = "none" if found is _MISSING else repr(found)
     where = repr(field) if isinstance(field, str) else "the given function"
     raise errors.EvaluationError(
@@ -35,12 +69,14 @@ def id_of(sample: Any, field: Field = "id") -> str:
     )
 
 
-def ids_of(samples: Iterable[Any], field: Field = "id") -> dict[str, Any]:
-    """Return samples by id, in their order; of repeated ones the first."""
-    found: dict[str, Any] = {}
-    for sample in samples:
-        found.setdefault(id_of(sample, field), sample)
-    return found
+def _integer(found: Any) -> int | None:
+    """Return an integer of Python, numpy or torch (one number, of no dimension); None of anything else."""
+    if "bool" in str(getattr(found, "dtype", type(found).__name__)) or getattr(found, "ndim", 0):
+        return None
+    try:
+        return operator.index(found)
+    except TypeError:
+        return None
 
 
 def tags_of(sample: Any, field: Field = "tags") -> dict[str, Any]:

@@ -6,12 +6,15 @@ chosen = select(samples, "incremental", seen=ids)     # only those that were nev
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import random
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     Mode = Literal["full", "sampled", "incremental"]
 
-__all__ = ["number_of", "seeded", "select"]
+__all__ = ["number_of", "seed_tasks", "seeded", "seeded_steps", "select"]
 
 _SEED_BITS = 63
 
@@ -72,21 +75,41 @@ def seeded(seed: int) -> Generator[None]:
     So an evaluation draws the same numbers every time, and the training draws what it would have drawn
     without.
     """
-    torch = sys.modules.get("torch")
-    on_devices = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - the one that others use
-    tensors = torch.get_rng_state() if torch is not None else None
-    devices = torch.cuda.get_rng_state_all() if torch is not None and on_devices else None
+    before = _States.now()
     try:
         seed_all(seed)
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-        if torch is not None:
-            torch.set_rng_state(tensors)
-            if devices is not None:
-                torch.cuda.set_rng_state_all(devices)
+        before.restore()
+
+
+class _States(NamedTuple):
+    """Where the generators that everybody shares stand; None for what is not loaded or does not run."""
+
+    python: Any
+    arrays: Any
+    tensors: Any
+    devices: Any
+
+    @classmethod
+    def now(cls) -> _States:
+        torch = sys.modules.get("torch")
+        on_devices = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        return cls(
+            random.getstate(),
+            np.random.get_state(),  # noqa: NPY002 - the one that others use
+            torch.get_rng_state() if torch is not None else None,
+            torch.cuda.get_rng_state_all() if torch is not None and on_devices else None,
+        )
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.arrays)  # noqa: NPY002
+        torch = sys.modules.get("torch")
+        if torch is not None and self.tensors is not None:
+            torch.set_rng_state(self.tensors)
+            if self.devices is not None:
+                torch.cuda.set_rng_state_all(self.devices)
 
 
 def seed_all(seed: int) -> None:
@@ -95,3 +118,91 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
+
+
+# -- coroutines ------------------------------------------------------------------------------------
+
+
+class _Numbers:
+    """The random numbers of a coroutine: where its generators stand while others run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._tasks = 0
+        self._states: _States | None = None
+
+    def resume(self) -> None:
+        """Go on with these numbers."""
+        if self._states is None:
+            seed_all(self.seed)
+        else:
+            self._states.restore()
+
+    def suspend(self) -> None:
+        """Remember how far they were drawn; what the generators are left with is nobody's."""
+        self._states = _States.now()
+
+    def of_task(self) -> _Numbers:
+        """Return the numbers of the next task that is started: its own, whenever it runs."""
+        self._tasks += 1
+        return _Numbers(number_of(self.seed, f"task {self._tasks}"))
+
+
+_running: Final[ContextVar[_Numbers | None]] = ContextVar("areal_metrics_random_numbers", default=None)
+
+
+class _Seeded(Coroutine[Any, Any, Any]):
+    """A coroutine whose every step finds its own numbers in place."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], numbers: _Numbers) -> None:
+        self._coroutine, self._numbers = coroutine, numbers
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._step(self._coroutine.close)
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        before = _running.set(self._numbers)
+        self._numbers.resume()
+        try:
+            return step(*args)
+        finally:
+            self._numbers.suspend()
+            _running.reset(before)
+
+    def __await__(self) -> _Seeded:
+        return self
+
+    def __iter__(self) -> _Seeded:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def __getattr__(self, name: str) -> Any:  # what shows or inspects tasks looks at the coroutine itself
+        return getattr(self._coroutine, name)
+
+
+def seeded_steps(coroutine: Coroutine[Any, Any, Any], seed: int) -> Coroutine[Any, Any, Any]:
+    """Return a coroutine that draws the same numbers for a seed, whichever others run in between.
+
+    Tasks that it starts have numbers of their own, by the order in which they are started, where the loop is
+    one of `seed_tasks`. Threads do not: what they draw is anybody's.
+    """
+    return _Seeded(coroutine, _Numbers(seed))
+
+
+def seed_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Give every task that a coroutine of `seeded_steps` starts in this loop random numbers of its own."""
+
+    def task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        if (parent := _running.get()) is not None:
+            coroutine = _Seeded(coroutine, parent.of_task())
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    loop.set_task_factory(task)

@@ -22,7 +22,7 @@ import numpy as np
 from eventlog import errors, read_json, schema, write_json
 
 from .checked import TEMPORARY, CheckedFile, settle
-from .compacted import FOLDER, FORMAT, Compacted, read_part
+from .compacted import FOLDER, FORMAT, MOVED, Compacted, read_part
 from .engine import Engine
 from .history import load
 from .parquet import write_part
@@ -303,7 +303,7 @@ def _drop(history: History, compacted: Compacted) -> int:
 
 
 def _note_moved(path: Path, name: str) -> None:
-    moved = path / FOLDER / "moved.json"
+    moved = path / MOVED
     try:
         streams = read_json(moved)["streams"]
     except (errors.ManifestError, KeyError):

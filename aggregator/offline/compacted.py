@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "tables"
 FORMAT: Final = 1
+MOVED: Final = f"{FOLDER}/moved.json"  # names the payload streams whose rows are in tables alone
 RECORDS, EXPORTS, COMMITS, PAYLOAD = "records", "exports", "commits", "payload"
 # Which tables hold the rows of a stream; rows of one stream are trusted together.
 TABLES: Final = {

@@ -36,6 +36,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "!=": operator.ne,
 }
 _WORDS: Final = ("and", "or", "not")
+_DEEPEST: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,22 @@ class _Not:
 
 
 @dataclass(frozen=True, slots=True)
-class _Both:
-    left: Condition
-    right: Condition
+class _Several:
+    parts: tuple[Condition, ...]
     all: bool  # and, else or
 
     def of(self, truth: Callable[[Test], Truth]) -> Truth:
-        one, other = evaluate(self.left, truth), evaluate(self.right, truth)
-        if self.all:
-            return Truth(one.true & other.true, one.false | other.false)
-        return Truth(one.true | other.true, one.false & other.false)
+        found = evaluate(self.parts[0], truth)
+        for part in self.parts[1:]:
+            other = evaluate(part, truth)
+            if self.all:
+                found = Truth(found.true & other.true, found.false | other.false)
+            else:
+                found = Truth(found.true | other.true, found.false & other.false)
+        return found
 
 
-Condition = Test | _Not | _Both
+Condition = Test | _Not | _Several
 
 
 def evaluate(condition: Condition, truth: Callable[[Test], Truth]) -> Truth:
@@ -97,8 +101,8 @@ def tests(condition: Condition) -> Iterator[Test]:
     elif isinstance(condition, _Not):
         yield from tests(condition.inner)
     else:
-        yield from tests(condition.left)
-        yield from tests(condition.right)
+        for part in condition.parts:
+            yield from tests(part)
 
 
 def parse(text: str) -> Condition:
@@ -117,6 +121,7 @@ class _Reader:
         found = [match.groups() for match in _TOKEN.finditer(text) if match.group().strip()]
         self._tokens = [next((kind, t) for kind, t in enumerate(groups) if t is not None) for groups in found]
         self._at = 0
+        self._depth = 0
 
     def error(self, expected: str, token: str | None) -> errors.QueryError:
         got = "the end" if token is None else repr(token)
@@ -137,24 +142,28 @@ class _Reader:
         return token
 
     def any(self) -> Condition:
-        condition = self._all()
+        parts = [self._all()]
         while self._take("or"):
-            condition = _Both(condition, self._all(), all=False)
-        return condition
+            parts.append(self._all())
+        return parts[0] if len(parts) == 1 else _Several(tuple(parts), all=False)
 
     def _all(self) -> Condition:
-        condition = self._one()
+        parts = [self._one()]
         while self._take("and"):
-            condition = _Both(condition, self._one(), all=True)
-        return condition
+            parts.append(self._one())
+        return parts[0] if len(parts) == 1 else _Several(tuple(parts), all=True)
 
     def _one(self) -> Condition:
-        if self._take("not"):
-            return _Not(self._one())
-        if self._take("("):
-            condition = self.any()
-            if not self._take(")"):
+        if opening := self._take("not", "("):
+            self._depth += 1
+            if self._depth > _DEEPEST:
+                raise errors.QueryError(
+                    f"expected at most {_DEEPEST} brackets and 'not' within each other, got more"
+                )
+            condition = _Not(self._one()) if opening != "(" else self.any()
+            if opening == "(" and not self._take(")"):
                 raise self.error("')'", self.next())
+            self._depth -= 1
             return condition
         key = self._key()
         compare = self._take(*_COMPARE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from itertools import count
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final
@@ -19,9 +20,10 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 from eventlog import errors
 
 from . import unpacking
+from .names import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .memory import Memory
 
@@ -42,12 +44,18 @@ _LATER: Final = {
     "_payload": frozenset(
         {"payload", "tensors", "masks", "scalars", "samples", "percentile", "histogram", "by_sequence"}
     ),
+    "_pooled": frozenset({"percentile", "histogram", "by_sequence"}),
 }
 _READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
 _ROWS: Final = 2048  # of a batch that is answered
 _WORD: Final = re.compile(r"\w+")
 _TEXT: Final = re.compile(r"'(?:[^']|'')*'")
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+|\([^)]*\)\s*)*", re.IGNORECASE)
+# What DuckDB puts before messages of functions of ours.
+_OURS: Final = re.compile(
+    r"^Invalid Input Error: (Python exception occurred while executing the UDF: QueryError: |(?=expected ))"
+)
+_UNKNOWN: Final = re.compile(r"expected a recorded key, got '(.*)'")
 _MEANT: Final = re.compile(r'Did you mean "(\w+)"')
 _LOCK: Final = """
 set TimeZone = 'UTC';
@@ -156,9 +164,10 @@ class Database:
         self._check(query)
         self._provide(query)
         try:
-            return self._con.sql(query).to_arrow_table()
+            answer = self._con.sql(query).to_arrow_table()
         except duckdb.Error as error:
-            raise errors.QueryError(_explained(error)) from error
+            raise errors.QueryError(self._near(_explained(error))) from error
+        return answer.rename_columns(_apart(answer.column_names))
 
     def batches(self, query: str) -> pa.RecordBatchReader:
         """Answer a query of ours a batch at a time; QueryError as `sql`."""
@@ -173,6 +182,13 @@ class Database:
         """Return view, column, type and comment of every column."""
         views = [*VIEWS, *(view for *_, view in MACROS.values())]
         return self._con.sql(_SCHEMA, params=[views]).to_arrow_table()
+
+    def _near(self, said: str) -> str:
+        """Return a message; of a key that is not known with what is near it."""
+        if (found := _UNKNOWN.fullmatch(said)) is None:
+            return said
+        known = self._con.sql("select distinct key::varchar as key from _records").fetchall()
+        return unknown(found[1], (key for (key,) in known), "recorded key")
 
     def _check(self, query: str) -> None:
         try:
@@ -210,9 +226,20 @@ def _explaining(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         raise errors.QueryError(_explained(error)) from error
 
 
+def _apart(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are the same: the second `step` is step_1, as in DuckDB's subqueries."""
+    found: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}_{i}" for i in count(1))
+        free = (one for one in numbered if one not in found and one not in names)
+        found[next(free) if name in found else name] = None
+    return list(found)
+
+
 def _explained(error: Exception) -> str:
     """Return DuckDB's message on one line; with the views, where it does not know one."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
+    text = _OURS.sub("", text)
     if isinstance(error, duckdb.OutOfMemoryException):
         said = text.split(" Possible solutions")[0]
         return (

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 from pyarrow import csv, ipc, parquet
 
-from eventlog import errors
+from eventlog import as_output, errors
 
 from .database import VIEWS
+from .grouping import checked_bound
 from .names import match, unknown
-from .strict import strict_json
+from .strict import rows_of, strict_json, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -61,6 +62,7 @@ def part(
     """Return some keys and steps (both included) of a view; QueryError where there is no such thing."""
     if view not in VIEWS:
         raise errors.QueryError(unknown(view, VIEWS, "view"))
+    since, until = checked_bound("since", since), checked_bound("until", until)
     step = "global_step" if view == "commits" else "step"
     columns = database.sql(f"describe {view}")["column_name"].to_pylist()
     for name, value in (("key", keys), (step, since), (step, until)):
@@ -98,10 +100,7 @@ def write(reader: pa.RecordBatchReader, path: Path, form: str) -> int:
 @contextmanager
 def _beside(path: Path) -> Generator[IO[bytes]]:
     """Lend a file that takes the path's place when the block is done."""
-    if not path.parent.is_dir():
-        raise errors.QueryError(f"expected a file in a directory that exists, got {path}")
-    if path.is_dir():
-        raise errors.QueryError(f"expected a file, got a directory: {path}")
+    as_output(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with unfinished.open("wb") as file:
@@ -132,7 +131,7 @@ class _Csv:
             part = batch.slice(start, _AT_A_TIME) if self._nested else batch
             columns = list(part.columns)
             for i in self._nested:
-                texts = [None if value is None else strict_json(value) for value in columns[i].to_pylist()]
+                texts = [None if value is None else strict_json(value) for value in values_of(columns[i])]
                 columns[i] = pa.array(texts, pa.string())
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
@@ -153,7 +152,7 @@ class _JsonLines:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, _AT_A_TIME):
-            rows = batch.slice(start, _AT_A_TIME).to_pylist()
+            rows = rows_of(batch.slice(start, _AT_A_TIME))
             self._file.write("".join(f"{strict_json(row)}\n" for row in rows).encode())
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from eventlog import errors, moments
 
 from .choice import speaking
+from .payload import Payload
 from .placing import groups
 from .reading import NONE, codes, ints, nullable
 from .recompute import moments_of, segments
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 SEQUENCE: Final = "sequence"
 BY: Final = ("step", "epoch", "attempt", "role", "rank", "session", "tracker", SEQUENCE)
+POOLED: Final = pa.schema(
+    {
+        **dict.fromkeys(("run", "session", "role", "key", "kind"), pa.string()),
+        **dict.fromkeys(("rank", "record_id", "window", "call", "step", "count"), pa.int64()),
+        **dict.fromkeys(("min", "max"), pa.float64()),
+    }
+)
 _OF_PROCESS: Final = frozenset({"role", "rank", "session"})
 
 
@@ -52,6 +60,21 @@ class Asked:
     def of_process(self) -> bool:
         """Whether processes are asked about, so that each stands for itself."""
         return not _OF_PROCESS.isdisjoint(self.by)
+
+
+def checked_by(by: str | Sequence[str]) -> tuple[str, ...]:
+    """Return what to group by, each once; QueryError unless it is a name or several."""
+    listed = [by] if isinstance(by, str) else by
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise errors.QueryError(f"expected to group by any of {', '.join(BY)}, got {by!r}")
+    return tuple(dict.fromkeys(listed))
+
+
+def checked_bound(name: str, step: int | None) -> int | None:
+    """Return a bound; QueryError unless it is a step, or none."""
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer)):
+        raise errors.QueryError(f"expected {name} to be a step, got {step!r}")
+    return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +123,15 @@ def counting(history: History, *, every: bool) -> Bools:
     counted = np.zeros(history.records.table.num_rows, np.bool_)
     counted[_speaking(history, None, every=every)[0]] = True
     return counted
+
+
+def pooled(history: History, *, every: bool) -> pa.Table:
+    """Return the records that count, whether or not their values are kept: see POOLED."""
+    places = np.flatnonzero(counting(history, every=every))
+    table = history.records.table
+    calls = pa.array(Payload(history).calls[places])
+    rows = table.select([name for name in POOLED.names if name != "call"]).take(pa.array(places))
+    return rows.append_column("call", calls).select(POOLED.names).cast(POOLED)
 
 
 def _counted(history: History, asked: Asked) -> tuple[Places, Ints]:

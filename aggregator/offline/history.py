@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 BESIDE_TRAINING: Final = ("rollout", "eval-rollout")  # trackers that workflow_context names
+# What the timeline asks of each; a time costs more than all of them, as an object.
+_OF_EXPORTS: Final = (
+    "window", "export_id", "window_first", "attempt", "step", "reset", "outcome", "tracker", "key",
+)  # fmt: skip
+_OF_COMMITS: Final = (
+    "commit", "global_step", "attempt", "leader", "restored_step", "window_first", "window_last",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,7 @@ def _some(value: int) -> int | None:
 
 def _exports(reading: Reading) -> list[timeline.Export]:
     sessions = [producer.session for producer in reading.producers]
-    columns = reading.exports.table.drop_columns(["members"]).to_pydict()
+    columns = reading.exports.table.select(list(_OF_EXPORTS)).to_pydict()
     members = _members(reading.exports.table["members"])
     times = reading.exports.ints("time").tolist()
     return [
@@ -199,7 +206,7 @@ def _members(column: pa.ChunkedArray) -> list[tuple[int, ...] | None]:
 def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit]:
     sessions = [producer.session for producer in reading.producers]
     commits = reading.commits.take(firsts)
-    columns = commits.table.to_pydict()
+    columns = commits.table.select(list(_OF_COMMITS)).to_pydict()
     times = commits.ints("time").tolist()
     return [
         timeline.Commit(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from eventlog import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST_NAMED: Final = 5
 
@@ -19,9 +17,12 @@ def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[st
 
     QueryError, naming what is near, for a key that names none.
     """
+    listed = [keys] if isinstance(keys, str) else list(keys) if isinstance(keys, Iterable) else [keys]
+    if odd := [key for key in listed if not isinstance(key, str)]:
+        raise errors.QueryError(f"expected a {what}, got {odd[0]!r}")
     names = dict.fromkeys(known)
     found: dict[str, None] = {}
-    for key in [keys] if isinstance(keys, str) else keys:
+    for key in listed:
         glob = "*" in key or "?" in key
         fitting = [key] if key in names else [name for name in names if glob and fnmatchcase(name, key)]
         if not fitting:

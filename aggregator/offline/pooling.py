@@ -16,6 +16,7 @@ import pyarrow as pa
 from eventlog import Kind, moments
 from eventlog import histogram as fixed
 
+from ..naming import percentile
 from .drawing import gather
 from .grouping import merge, pool
 from .payload import cuts
@@ -31,7 +32,6 @@ from .statistics import (
     checked_bins,
     checked_quantiles,
     checked_stats,
-    named,
     quantiles,
     quantiles_of_stream,
 )
@@ -91,7 +91,7 @@ def percentiles(
     found = _quantiles(seen, asked_q)
     columns = dict(made.columns)
     for i, one in enumerate(asked_q):
-        columns[named(one)] = pa.array([those[i] for those in found], pa.float64())
+        columns[percentile(one)] = pa.array([those[i] for those in found], pa.float64())
     columns["count"] = pa.array(seen.count)
     return pa.table({**columns, **seen.columns()})
 
@@ -218,7 +218,7 @@ def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:
     elsewhere = seen.wanted.elsewhere
     asks = elsewhere is not None and elsewhere.holds_groups(seen)
     asking = Question(seen.asked, alone(seen.wanted), quantiles=tuple(asked))
-    for i, which, known in elsewhere.ask(seen, asking) if asks else ():
+    for i, which, known in elsewhere.ask(seen, asking) if elsewhere is not None and asks else ():
         groups = np.unique(made.of[i][which])[known["known"]].tolist()
         found.update(zip(groups, known["quantiles"][known["known"]].tolist(), strict=True))
     for i in range(len(seen.histories)) if not asks else ():

@@ -29,13 +29,20 @@ if TYPE_CHECKING:
 # What names a sequence: nothing less does.
 _NAMES: Final = ("step", "role", "rank", "window", "call", SEQUENCE)
 _SAMPLE: Final = "sample_id"
-_KINDS: Final = {**dict.fromkeys((SEQUENCE, "count", "nonfinite"), pa.int64()), _SAMPLE: pa.string()}
+_MISSING: Final = "missing"
+_KINDS: Final = {
+    **dict.fromkeys((SEQUENCE, "count", "nonfinite", _MISSING), pa.int64()),
+    _SAMPLE: pa.string(),
+}
 
 
 def by_sequence(
     histories: Sequence[History], asked: Asked, stats: str | float | Sequence[str | float], wanted: Wanted
 ) -> pa.Table:
-    """Return a row per sequence of a record, also where none of it is selected; see `Session.reduce`."""
+    """Return a row per sequence of a record, also where none of it is selected; see `Session.reduce`.
+
+    A record whose values are not kept has one row, of no sequence, that counts them.
+    """
     names = checked_stats(stats)
     made = pool(histories, asked)
     tally = Tally(histories, made, asked, wanted)
@@ -45,8 +52,14 @@ def by_sequence(
     for i, (records, steps) in enumerate(zip(made.records, made.steps, strict=True)):
         ats: list[int] = []
         for at, _, drawn in tally.draw_of(i, np.arange(len(records))):
-            ats += [at] * drawn.sequences
-            own = {SEQUENCE: range(drawn.sequences), _SAMPLE: drawn.samples or [None] * drawn.sequences}
+            if drawn.missing:  # a row that says so
+                ats.append(at)
+                nothing: dict[str, list[Any]] = {name: [None] for name in (SEQUENCE, _SAMPLE, *names)}
+                answers.append({**nothing, _MISSING: [drawn.missing]})
+                continue
+            n = drawn.sequences
+            ats += [at] * n
+            own = {SEQUENCE: range(n), _SAMPLE: drawn.samples or [None] * n, _MISSING: [0] * n}
             answers.append({**own, **_statistics(drawn, names)})
         of = np.array(ats, np.intp)
         whose.append((records[of], steps[of]))
@@ -54,8 +67,8 @@ def by_sequence(
     said = ["run", *(["key"] if asked.named else []), *_NAMES, *(n for n in asked.by if n not in _NAMES)]
     said += ["attempt"] if asked.every and "attempt" not in said else []
     columns: dict[str, Any] = {}
-    for name in [*said, _SAMPLE, *names]:
-        if name in (SEQUENCE, _SAMPLE, *names):
+    for name in [*said, _SAMPLE, *names, _MISSING]:
+        if name in (SEQUENCE, _SAMPLE, *names, _MISSING):
             kind = _KINDS.get(name, pa.float64())
             columns[name] = pa.chunked_array([pa.array(one[name], kind) for one in answers], kind)
         elif name == "call":

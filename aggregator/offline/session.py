@@ -15,7 +15,7 @@ from .condition import parse, tests
 from .database import Anew, Database
 from .drawing import Wanted
 from .engine import Engine
-from .grouping import SEQUENCE, Asked, counting
+from .grouping import POOLED, SEQUENCE, Asked, checked_bound, checked_by, counting, pooled
 from .history import load
 from .memory import Memory
 from .names import match
@@ -111,6 +111,7 @@ class Session:
         later = {
             "_metrics": (tables.METRICS, self._committed),
             "_payload": (payload.TABLE, self._payload),
+            "_pooled": (POOLED, self._pooled),
         }
         joined = {name: _joined(parts) for name, parts in now.items()}
         self._database = Database(joined, later, several=self._several, superseded=self._every, memory=memory)
@@ -140,11 +141,14 @@ class Session:
 
         Columns: run (of several), step, key, value, time, attempt, sub_index, value_int (exact, where the
         number is an integer); recomputed also committed, differs, incomplete, source, export_id; of all
-        attempts also superseded. `wide`: a column per key. `keys` may hold globs; QueryError for a key that
+        attempts also superseded. Of a committed number that the log cannot say any more (a quantile whose
+        values were not kept, a step whose export row was lost) the recomputed value is null, and incomplete
+        true. `wide`: a column per key. `keys` may hold globs; QueryError for a key that
         is not there. `since` and `until` are steps, both included.
         """
         if source not in ("committed", "recomputed"):
             raise errors.QueryError(f"expected source to be committed or recomputed, got {source!r}")
+        since, until = checked_bound("since", since), checked_bound("until", until)
         names = None if keys is None else set(match(keys, self._named(source), f"{source} metric"))
         if source == "committed":
             rows = self._committed().drop_columns(["epoch"])
@@ -185,7 +189,8 @@ class Session:
         `by`: any of step, epoch, attempt, role, rank, session, tracker, sequence. By none of role, rank and
         session the ranks that count are pooled, as the metrics are; else every process that recorded the key
         stands for itself. By sequence there is a row for each sequence of each call: of the leading dimension
-        of the mask or of its `cu_seqlens`, named by step, role, rank, window, call and sequence.
+        of the mask or of its `cu_seqlens`, named by step, role, rank, window, call and sequence; and one, of
+        sequence null, for each call whose values are not kept: `missing` says how many.
 
         `where`: only values that meet a condition on other keys of the same batch, such as
         "ppo_actor/final_reward > 0"; see `condition` for what it may say and `pairing` for what belongs
@@ -322,8 +327,7 @@ class Session:
 
     def _payload(self) -> pa.Table | Anew:
         """Return the payload's rows: held, if memory may hold them, else read anew by every scan."""
-        counted = [counting(history, every=self._every) for history in self._histories]
-        whole = list(zip(self._histories, counted, strict=True))
+        whole = [(history, counting(history, every=self._every)) for history in self._histories]
         size = sum(int(payload.sizes(history).sum()) for history in self._histories)
         if size > self._memory.held:
             pieces = self._memory.piece
@@ -336,6 +340,9 @@ class Session:
                 "records and metrics can still be asked"
             )
         return pa.Table.from_batches(payload.sliced(rows), rows.schema)
+
+    def _pooled(self) -> pa.Table:
+        return _joined([pooled(history, every=self._every) for history in self._histories])
 
     def _named(self, source: Source) -> Iterable[str]:
         if source == "committed":
@@ -355,13 +362,15 @@ class Session:
         sequences: bool = True,
     ) -> Asked:
         found = tuple(match(keys, self._recorded(), "recorded key"))
+        if not found:
+            raise errors.QueryError("expected at least one recorded key, got none")
         asked = Asked(
             keys=found,
-            by=tuple(dict.fromkeys([by] if isinstance(by, str) else by)),
+            by=checked_by(by),
             named=[keys] != list(found),
             every=self._every,
-            since=since,
-            until=until,
+            since=checked_bound("since", since),
+            until=checked_bound("until", until),
         )
         if SEQUENCE in asked.by and not sequences:
             raise errors.QueryError(

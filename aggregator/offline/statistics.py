@@ -17,6 +17,8 @@ import numpy as np
 
 from eventlog import errors, moments
 
+from ..naming import percentile
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -37,6 +39,7 @@ SUMMARIES: Final[Mapping[str, Callable[[Ints], NDArray[Any]]]] = {
 DEVIATIONS: Final = {"std": (1, True), "var": (1, False), "std_pop": (0, True), "var_pop": (0, False)}
 ALWAYS: Final = ("sum", "count", "nonfinite")  # said of nothing too
 EXTREMES: Final = frozenset({"min", "max"})
+MOST_BINS: Final = 1_000_000
 
 _SIGN: Final = np.uint64(1 << 63)
 _DIGIT: Final = 16  # bits that one pass over a stream decides
@@ -66,13 +69,15 @@ def checked_quantiles(asked: float | Sequence[float]) -> list[float]:
             raise errors.QueryError(f"expected percentiles from 0 to 1, got {one!r}")
     if not listed:
         raise errors.QueryError("expected at least one percentile, got none")
-    return [float(one) for one in listed]
+    return [float(one) + 0.0 for one in listed]  # -0.0 is 0.0
 
 
 def checked_bins(bins: int | str) -> int:
-    """Return a number of bins; QueryError unless there is at least one."""
+    """Return a number of bins; QueryError unless it is from one to MOST_BINS."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise errors.QueryError(f"expected at least one bin, got {bins!r}")
+    if bins > MOST_BINS:
+        raise errors.QueryError(f"expected at most {MOST_BINS} bins, got {bins}")
     return bins
 
 
@@ -88,14 +93,9 @@ def checked_stats(stats: str | float | Sequence[str | float]) -> dict[str, float
             known = ", ".join((*SUMMARIES, *DEVIATIONS, "median"))
             raise errors.QueryError(f"expected statistics of {known}, p99 or 0.99, got {name!r}")
         if q is not None:
-            checked_quantiles(q)
-        found[named(q) if isinstance(name, int | float) and q is not None else str(name)] = q
+            q = checked_quantiles(q)[0]
+        found[percentile(q) if isinstance(name, int | float) and q is not None else str(name)] = q
     return found
-
-
-def named(q: float) -> str:
-    """Return the name of a quantile: p50, p99.9."""
-    return f"p{float(Decimal(repr(q)) * 100):g}"
 
 
 # -- deviations ----------------------------------------------------------------------------------------

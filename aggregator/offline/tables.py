@@ -16,16 +16,19 @@ from .reading import NONE, codes, ints, nullable
 from .recompute import segments, specs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from eventlog import Loss, Producer, Pruned
 
+    from .choice import Spoken
     from .history import History
     from .reading import Bools, Ints
+    from .recompute import Segments
 
 TIME: Final = pa.timestamp("us", "UTC")
 TEXT: Final = pa.large_string()
-
 
 METRICS: Final = pa.schema(
     {
@@ -41,6 +44,9 @@ METRICS: Final = pa.schema(
         "superseded": pa.bool_(),
     }
 )
+
+
+_IDENTITY: Final = ("step", "key", "attempt", "sub_index")
 
 
 # -- metrics -------------------------------------------------------------------------------------------
@@ -63,15 +69,23 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
     """Return what the log says of all or some names at every step, beside what was committed.
 
     `source` and `export_id` tell whose numbers speak; `differs` (null: nothing was committed) and
-    `incomplete` (records of a rank are missing) tell how far to trust them.
+    `incomplete` (records of a rank are missing) tell how far to trust them. Where a recorded key was
+    committed of which the log cannot say the number any more (a quantile without its payload, a window
+    without its export row), `value`, `differs` and `source` are null and `incomplete` is true.
     """
-    keys = None
-    if names is not None:
-        keys = {spec.key for spec in specs_of(history) if not names.isdisjoint(names_of(spec))}
+    recorded = [(spec.key, name) for spec in specs_of(history) for name in names_of(spec)]
+    wanted = {name for _, name in recorded} if names is None else names
+    keys = None if names is None else {key for key, name in recorded if name in names}
     found = segments(history, keys)
-    spoken = choose(history, found, names, superseded=superseded)
+    told = _spoken(history, found, choose(history, found, names, superseded=superseded))
+    rest = _unspoken(history, wanted & {name for _, name in recorded}, told, superseded=superseded)
+    rows = pa.concat_tables([told, rest], promote_options="default")
+    return rows.sort_by([(name, "ascending") for name in _IDENTITY]).combine_chunks()
+
+
+def _spoken(history: History, found: Segments, spoken: Sequence[Spoken]) -> pa.Table:
     of = [found.candidates[found.candidate[s.segment]] for s in spoken]
-    rows = pa.table(
+    return pa.table(
         {
             "run": pa.array([history.reading.label] * len(spoken), TEXT),
             "step": pa.array([made.step for made in of], pa.int64()),
@@ -89,8 +103,27 @@ def recomputed(history: History, names: set[str] | None = None, *, superseded: b
             "superseded": pa.array(found.superseded[[s.segment for s in spoken]], pa.bool_()),
         }
     )
-    by = ("step", "key", "attempt", "sub_index")
-    return rows.sort_by([(name, "ascending") for name in by]).combine_chunks()
+
+
+def _unspoken(history: History, names: Collection[str], told: pa.Table, *, superseded: bool) -> pa.Table:
+    """Return what was committed under some names and is not among what the log says."""
+    rows = committed(history)
+    keys = rows["key"].combine_chunks().dictionary_encode()
+    named = np.array([word in names for word in keys.dictionary.to_pylist()], np.bool_)
+    chosen = named[keys.indices.to_numpy()]
+    if not superseded:
+        chosen &= ~rows["superseded"].to_numpy()
+    rows = rows.filter(pa.array(chosen))
+    said = set(_identities(told))
+    last = {place: i for i, place in enumerate(_identities(rows)) if place not in said}
+    rows = rows.take(pa.array(list(last.values()), pa.int64()))
+    whose = rows.select(["run", *_IDENTITY, "time", "superseded"])
+    incomplete = pa.array(np.ones(len(rows), np.bool_))
+    return whose.append_column("committed", rows["value"]).append_column("incomplete", incomplete)
+
+
+def _identities(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in _IDENTITY), strict=True)
 
 
 def select(
@@ -151,12 +184,14 @@ def _by_key(keys: pa.ChunkedArray) -> list[tuple[str, NDArray[np.intp]]]:
 
 
 def _pivoted(rows: pa.Table, row_of: Ints, places: NDArray[np.intp], n: int) -> pa.Array:
-    missing = np.ones(n, np.bool_)
-    missing[row_of] = False
+    given = rows["value"].combine_chunks().take(places)
+    known = given.is_valid().to_numpy(zero_copy_only=False)
     exact = rows["value_int"].combine_chunks().take(places)
-    values = exact if exact.null_count == 0 else rows["value"].combine_chunks().take(places)
-    out = np.zeros(n, np.int64 if exact.null_count == 0 else np.float64)
-    out[row_of] = values.to_numpy(zero_copy_only=False)
+    integers = exact.null_count == given.null_count
+    missing = np.ones(n, np.bool_)
+    missing[row_of[known]] = False
+    out = np.zeros(n, np.int64 if integers else np.float64)
+    out[row_of[known]] = (exact if integers else given).drop_null().to_numpy(zero_copy_only=False)
     return pa.array(out, mask=missing)
 
 

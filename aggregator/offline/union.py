@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from eventlog import RunDir, errors, schema
 
+from .compacted import MOVED
 from .history import load
 from .placing import window_code
 
@@ -61,6 +62,10 @@ def merge_runs(
     moved = [0, *offsets] if len(offsets) == len(sources) - 1 else list(offsets or [0] * len(sources))
     if len(moved) != len(sources):
         raise errors.QueryError(f"expected an offset for each of {len(sources)} runs, got {len(offsets)}")
+    if bare := [path for path in sources if (path / MOVED).exists()]:
+        raise errors.QueryError(
+            f"expected runs with their payload streams, got one whose values are in tables alone: {bare[0]}"
+        )
     histories = [load(path, str(path)) for path in sources]
     _check_apart(histories)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -256,45 +256,74 @@ create macro log._total(sum, nan, pos_inf, neg_inf) as (
     end
 );
 
+create macro log._valued(wanted, kind) as (
+    if(kind != 'denominator', true, error('expected a key with values, got the mask ' || chr(39) || wanted || chr(39) ||
+    ': see by_rank and the view masks'))
+);
+
 create macro log.percentile(wanted, q) as table
+with kept as (
+    select
+        run, step,
+        _quantile(flatten(list(coalesce(values64, values32::double[]) order by session, record_id)), q::double) as value,
+        sum(len(coalesce(values64, values32::double[])))::bigint as count
+    from _payload
+    where key = wanted and counted and log._whole(sampled)
+    group by run, step
+), recorded as (
+    select run, step, sum(count)::bigint as count
+    from _pooled
+    where key = wanted and log._known(wanted) and log._valued(wanted, kind)
+    group by run, step
+)
 select
-    run, step,
-    _quantile(flatten(list(coalesce(values64, values32::double[]) order by session, record_id)), q::double) as value,
-    sum(len(coalesce(values64, values32::double[])))::bigint as count
-from _payload
-where key = wanted and counted and log._known(wanted) and log._whole(sampled)
-group by run, step
-order by run, step;
+    r.run, r.step, k.value, coalesce(k.count, 0) as count, r.count - coalesce(k.count, 0) as missing
+from recorded as r left join kept as k on r.run = k.run and r.step is not distinct from k.step
+order by r.run, r.step;
 
 create view log."percentile('key', 0.99)" as from log.percentile('', 0.99);
 comment on view log."percentile('key', 0.99)" is 'An exact percentile of a recorded key by step';
 comment on column log."percentile('key', 0.99)".step is 'training step';
 comment on column log."percentile('key', 0.99)".value is 'interpolated between neighbours; NaN where any value is';
 comment on column log."percentile('key', 0.99)".count is 'values that it is of';
+comment on column log."percentile('key', 0.99)".missing is 'values that were recorded but are not kept: it is not of them';
 
 create macro log._histogram(wanted, bins) as table
 with ends as (
+    select min(low) as low, max(high) as high
+    from (
+        select min as low, max as high from _pooled where key = wanted and kind != 'counter'
+        union all
+        select list_min(values64), list_max(values64) from _payload
+        where key = wanted and kind = 'counter' and counted
+    )
+), edges as (
+    select _edges(low, high, bins::bigint) as edges from ends
+), binned as materialized (
     select
-        min(if(p.kind = 'counter', list_min(p.values64), r.min)) as low,
-        max(if(p.kind = 'counter', list_max(p.values64), r.max)) as high
-    from (select run, session, record_id, kind, if(kind = 'counter', values64, null) as values64
-        from _payload where key = wanted and counted and log._known(wanted)) as p
-    join _records as r using (run, session, record_id)
-), binned as (
-    select
-        run, _counts(coalesce(values64, values32::double[]), (select low from ends), (select high from ends), bins) as n
+        run, len(coalesce(values64, values32::double[])) as found,
+        _counts(coalesce(values64, values32::double[]), (select low from ends), (select high from ends), bins) as n
     from _payload
     where key = wanted and counted and log._whole(sampled)
 ), numbered as (
     select run, unnest(n) as n, generate_subscripts(n, 1) as bin from binned
-), edges as (
-    select _edges(low, high, bins::bigint) as edges from ends
+), filled as (
+    select run, bin, sum(n)::bigint as count from numbered group by run, bin
+), kept as (
+    select run, sum(found)::bigint as count from binned group by run
+), recorded as (
+    select run, sum(count)::bigint as count
+    from _pooled
+    where key = wanted and log._known(wanted) and log._valued(wanted, kind)
+    group by run
 )
 select
     run, bin, (select edges from edges)[bin] as "left", (select edges from edges)[bin + 1] as "right",
-    sum(n)::bigint as count
-from numbered
-group by run, bin
+    coalesce(filled.count, 0) as count, recorded.count - coalesce(kept.count, 0) as missing
+from recorded
+cross join (select unnest(range(1, len(edges))) as bin from edges)
+left join filled using (run, bin)
+left join kept using (run)
 order by run, bin;
 
 create view log."histogram('key', 50)" as from log._histogram('', 50);
@@ -303,6 +332,7 @@ comment on column log."histogram('key', 50)".bin is '1, 2, 3 …, from the least
 comment on column log."histogram('key', 50)"."left" is 'lower edge, included';
 comment on column log."histogram('key', 50)"."right" is 'upper edge, included in the last bin only';
 comment on column log."histogram('key', 50)".count is 'finite values between the edges';
+comment on column log."histogram('key', 50)".missing is 'values that were recorded but are not kept: they are in no bin';
 
 create macro log.by_rank(wanted) as table
 with merged as (
@@ -334,25 +364,31 @@ comment on column log."by_rank('key')".max is 'greatest selected value; null of 
 comment on column log."by_rank('key')".nonfinite is 'NaNs and Infs among them';
 
 create macro log.by_sequence(wanted) as table
-with each as (
+with kept as (
     select
-        run, step, role, rank, "window", "call", whose,
-        unnest(_sequences(coalesce(values64, values32::double[]), parts, under, elements)) as s
+        run, session, record_id, whose,
+        _sequences(coalesce(values64, values32::double[]), parts, under, elements) as sequences
     from _payload
-    where key = wanted and counted and log._known(wanted) and log._whole(sampled)
+    where key = wanted and counted and log._whole(sampled)
+), each as (
+    select r.*, k.whose, unnest(coalesce(k.sequences, [null])) as s
+    from _pooled as r left join kept as k using (run, session, record_id)
+    where r.key = wanted and log._known(wanted) and log._valued(wanted, r.kind)
 )
 select
     run, step, role, rank, "window", "call", s.sequence as sequence, whose[s.sequence + 1] as sample_id,
-    s.count as count, s.avg as avg, s.sum as sum, s.min as min, s.max as max
+    s.count as count, s.avg as avg, s.sum as sum, s.min as min, s.max as max,
+    if(s is null, each.count, 0) as missing
 from each
 order by run, step, role, rank, "window", "call", sequence;
 
 create view log."by_sequence('key')" as from log.by_sequence('');
 comment on view log."by_sequence('key')" is 'A recorded tensor by sequence: of the leading dimension, or of cu_seqlens';
 comment on column log."by_sequence('key')"."call" is 'which call of the key in its window, 0 first';
-comment on column log."by_sequence('key')".sequence is 'which sequence of the call, 0 first';
+comment on column log."by_sequence('key')".sequence is 'which sequence of the call, 0 first; null: the call''s values are not kept';
 comment on column log."by_sequence('key')".sample_id is 'its id, where ids were given';
 comment on column log."by_sequence('key')".avg is 'mean of the selected values; null where none is';
 comment on column log."by_sequence('key')".sum is 'sum of the selected values';
 comment on column log."by_sequence('key')".min is 'least selected value';
 comment on column log."by_sequence('key')".max is 'greatest selected value';
+comment on column log."by_sequence('key')".missing is 'values that were recorded but are not kept, where there is no sequence';

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +18,6 @@ from . import charts
 from .page import Page, Section
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
@@ -39,25 +40,26 @@ _PRODUCERS: Final = (
 
 
 def report(
-    run_dir: str | os.PathLike[str],
+    run: str | os.PathLike[str] | Session,
     path: str | os.PathLike[str],
     *,
     keys: Iterable[str] | None = None,
     title: str | None = None,
     progress: bool = False,
 ) -> Path:
-    """Write the report of a run to `path`, whole or not at all; `keys` (globs) choose what is drawn.
+    """Write the report of a run, a directory or a session over one, to `path`, whole or not at all.
 
-    `progress` shows a bar on a terminal. Raises BackendMissingError without plotly, NotARunError, and
-    QueryError for keys that are not there.
+    `keys` (globs) choose what is drawn, `progress` shows a bar on a terminal. Raises BackendMissingError
+    without plotly, NotARunError, and QueryError for keys that are not there.
     """
     from aggregator import open_run
 
     path, wanted = Path(path), None if keys is None else [*([keys] if isinstance(keys, str) else keys)]
-    page = Page(title or f"Run {Path(run_dir).resolve().name}")
-    with open_run(run_dir) as run, progress_bar("report", len(_SECTIONS), shown=progress) as advance:
+    opened = open_run(run) if isinstance(run, str | os.PathLike) else nullcontext(run)
+    with opened as session, progress_bar("report", len(_SECTIONS), shown=progress) as advance:
+        page = Page(title or f"Run {Path(session.info()['path']).resolve().name}")
         for done, build in enumerate(_SECTIONS, 1):
-            section = build(run, wanted)
+            section = build(session, wanted)
             if section is not None:
                 page.sections.append(section)
             advance(done)

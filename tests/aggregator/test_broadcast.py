@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from difflib import Match
 
 import pytest
@@ -70,6 +71,26 @@ def test_everything_arrives_as_it_was(ranks, source):
     assert [flat(container())] * 3 == ranks.run(receive, source)
 
 
+ONE_DIMENSIONAL = {
+    "column": lambda: torch.arange(24.0).reshape(6, 4)[:, 1],
+    "every other": lambda: torch.arange(10)[::2],
+    "expanded": lambda: torch.ones(1).expand(5),
+    "imaginary part": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "one element of a column": lambda: torch.arange(24.0).reshape(6, 4)[2:3, 1],
+    "one element, turned": lambda: torch.arange(12.0)[::5][1:2].expand(1),
+}
+
+
+def receive_view(rank, name):
+    return flat(broadcast_tensor_container(ONE_DIMENSIONAL[name]() if rank == 0 else None))
+
+
+@pytest.mark.parametrize("name", ONE_DIMENSIONAL)
+def test_views_of_one_dimension_arrive_too(ranks, name):
+    """A column, a slice with a step, an expanded element: also alone in a message, where nothing packs it."""
+    assert [flat(ONE_DIMENSIONAL[name]())] * 3 == ranks.run(receive_view, name)
+
+
 def messages_for(rank, count):
     before = collective.count()
     data = [torch.full((4,), float(i)) for i in range(count)] if rank == 0 else None
@@ -121,8 +142,40 @@ def test_a_group_is_served_by_one_of_its_ranks(ranks):
     assert [None, 2, 2] == ranks.run(within)
 
 
+class NoBytes(torch.Tensor):
+    """A tensor of a kind that cannot be looked at as bytes."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.view:
+            raise RuntimeError("no view of it")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def quantized():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates making them
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+def nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # their interface may change
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+GIVEN = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "unpicklable": lambda: [torch.ones(1), lambda: 0],
+    "quantized": quantized,
+    "nested": nested,
+    "meta": lambda: torch.empty(2, device="meta"),
+    "without bytes": lambda: torch.ones(2).as_subclass(NoBytes),
+}
+
+
 def failing(rank, data):
-    given = {"sparse": torch.eye(2).to_sparse(), "unpicklable": [torch.ones(1), lambda: 0]}[data]
+    given = GIVEN[data]()
     try:
         broadcast_tensor_container(given if rank == 0 else None)
     except Exception as error:  # noqa: BLE001 - its kind is the answer
@@ -142,6 +195,23 @@ def test_a_source_that_cannot_send_fails_everywhere(ranks):
     assert own[0] in ("PicklingError", "AttributeError")
     assert ["PeerError"] * 2 == [kind for kind, _ in others]
     assert [(2, [0.0])] * 3 == ranks.run(messages_for, 1)  # the group goes on
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("quantized", r"a quantized one (torch.qint8)"),
+        ("nested", "a nested one"),
+        ("meta", "a torch.strided one on meta"),
+        ("without bytes", "no view of it"),
+    ],
+)
+def test_what_has_no_bytes_to_send_is_refused_before_anything_is_sent(ranks, name, text):
+    """The peers hear of it instead of a header, wherever it fails, and the group goes on."""
+    own, *others = ranks.run(failing, name)
+    assert text in own[1]
+    assert ["PeerError"] * 2 == [kind for kind, _ in others]
+    assert [(2, [0.0])] * 3 == ranks.run(messages_for, 1)
 
 
 def test_without_a_group_the_data_is_returned():

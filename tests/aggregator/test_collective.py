@@ -508,6 +508,7 @@ def test_ranks_at_different_exports_close_the_channel(ranks, word):
     for wrong, after, issued in ranks.run(out_of_step, word):
         assert wrong.startswith("DesyncError: expected all ranks at the same export, got ")
         assert "rank 0, rank 2" in wrong
+        assert "(this rank: export" in wrong
         assert "no export over this group is possible any more" in after
         assert 0 == issued
 

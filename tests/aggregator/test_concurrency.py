@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ import torch
 import eventlog
 from aggregator import open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
+from eventlog import binding
 
 THREADS = 8
 TASKS = 200
@@ -144,3 +147,166 @@ def test_the_log_has_every_value_once(tmp_path):
     assert {(f"{group}/who{w}/value", float(w)): CALLS for group, w in who} == Counter(
         zip(scalars["key"], scalars["value"], strict=True)
     )
+
+
+# -- the same names everywhere ---------------------------------------------------------------------
+
+
+def mask_of(who: int) -> torch.Tensor:
+    """Return a mask of one's own shape that selects the last element alone."""
+    mask = torch.zeros(who % 5 + 1, dtype=torch.bool)
+    mask[-1] = True
+    return mask
+
+
+def values_of(who: int) -> torch.Tensor:
+    """Return values of the shape of the mask: who one is where it selects, something wrong elsewhere."""
+    return torch.where(mask_of(who), float(who), 1e6)
+
+
+def alike_by_threads(tracker: DistributedStatsTracker) -> None:
+    """Every thread is one of the people, all under the same names."""
+    barrier = threading.Barrier(THREADS)
+
+    def work(who: int) -> None:
+        barrier.wait()
+        for _ in range(CALLS):
+            with tracker.scope("s"):
+                tracker.denominator(n=mask_of(who))
+                time.sleep(0.0001)
+                tracker.stat("n", ReduceType.SUM, x=values_of(who))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+
+
+def alike_by_tasks(tracker: DistributedStatsTracker) -> None:
+    """Every task is one of the people, all under the same names, and loses the processor in between."""
+
+    async def work(who: int) -> None:
+        chance = random.Random(who)
+        for _ in range(CALLS):
+            with tracker.scope("s"):
+                tracker.denominator(n=mask_of(who))
+                await asyncio.sleep(chance.choice((0, 0, 0.001)))
+                tracker.stat("n", ReduceType.SUM, x=values_of(who))
+
+    async def everybody() -> None:
+        await asyncio.gather(*(work(who) for who in range(TASKS)))
+
+    asyncio.run(everybody())
+
+
+@pytest.mark.parametrize(("recording", "people"), [(alike_by_threads, THREADS), (alike_by_tasks, TASKS)])
+def test_masks_of_the_same_name_are_not_mixed(recording, people):
+    """Under one scope and name every stat has the mask of its own thread or task, exports or not."""
+    tracker = DistributedStatsTracker()
+    found = exported_while(lambda: recording(tracker), tracker.export)
+    assert {"s/n": CALLS * people, "s/x": CALLS * sum(range(people))} == found
+
+
+def test_an_export_by_another_task_takes_no_mask_away(tmp_path):
+    """A task's stat after an export of another one is recorded; its mask is counted and logged once."""
+    eventlog.start(tmp_path / "run", rank=0, world_size=1)
+    tracker = stats_tracker.get()
+    exports = []
+
+    async def record() -> None:
+        tracker.denominator(n=torch.tensor([True, False, True]))
+        await asyncio.sleep(0.01)
+        tracker.stat("n", ReduceType.SUM, x=torch.tensor([1.0, 2.0, 3.0]))
+
+    async def main() -> None:
+        recording = asyncio.create_task(record())
+        await asyncio.sleep(0)
+        exports.append(tracker.export(step=0))
+        await recording
+        exports.append(tracker.export(step=1))
+
+    asyncio.run(main())
+    eventlog.stop()
+    assert [{"n": 2}, {"x": 4.0}] == exports
+    with open_run(tmp_path / "run") as run:
+        masks = run.sql("select key from masks").to_pydict()
+        values = run.sql('select key, "values" from tensors').to_pydict()
+    assert {"key": ["n"]} == masks
+    assert (["x"], [[1.0, 3.0]]) == (values["key"], [list(each) for each in values["values"]])
+
+
+def test_ones_own_export_ends_ones_masks():
+    """After its own export a thread or task must register a mask anew, whatever it registered before."""
+    tracker = DistributedStatsTracker()
+    tracker.denominator(n=torch.ones(2, dtype=torch.bool))
+    tracker.export()
+    with pytest.raises(ValueError, match="registered denominator, got 'n'; registered now: none"):
+        tracker.stat("n", x=torch.ones(2))
+
+
+def test_a_mask_may_be_registered_elsewhere():
+    """Who registered no mask of that name binds to the last one that anybody did."""
+    tracker = DistributedStatsTracker()
+    with ThreadPoolExecutor(1) as pool:
+        for who in (4, 3):
+            pool.submit(tracker.denominator, n=mask_of(who)).result()
+    tracker.stat("n", ReduceType.SUM, x=values_of(3))
+    assert {"n": 2, "x": 3.0} == tracker.export()
+
+
+def test_a_task_has_the_masks_of_its_creator():
+    """A task inherits masks, and those that it registers itself are not its creator's."""
+    tracker = DistributedStatsTracker()
+
+    async def child() -> None:
+        tracker.stat("n", ReduceType.SUM, x=values_of(2))
+        tracker.denominator(n=mask_of(3))
+        tracker.stat("n", ReduceType.SUM, x=values_of(3))
+
+    async def main() -> None:
+        tracker.denominator(n=mask_of(2))
+        await asyncio.create_task(child())
+        tracker.stat("n", ReduceType.SUM, x=values_of(2))
+
+    asyncio.run(main())
+    assert {"n": 2, "x": 7.0} == tracker.export()
+
+
+def test_a_refused_mask_is_not_replaced_by_someone_elses(monkeypatch):
+    """Where a thread's mask is refused, its stats are too, though another thread has a mask of that name."""
+    monkeypatch.setenv("AREAL_METRICS_ON_MISTAKE", "warn")
+    tracker = DistributedStatsTracker("refused")
+    tracker.denominator(n=torch.ones(2, dtype=torch.bool))
+    with pytest.warns(UserWarning, match="expected a bool tensor"):
+        tracker.denominator(n=torch.ones(2))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(tracker.denominator, n=torch.ones(2, dtype=torch.bool)).result()
+    with pytest.warns(UserWarning, match="got 'refused/n'"):
+        tracker.stat("n", x=torch.ones(2))
+    assert {"refused/n": 4} == tracker.export()
+
+
+def test_names_made_up_anew_do_not_pile_up(monkeypatch):
+    """A thread that never exports keeps a bounded number of masks of exported windows."""
+    monkeypatch.setattr(binding, "NAMES_AT_MOST", 8)
+    tracker = DistributedStatsTracker()
+    with ThreadPoolExecutor(1) as pool:
+        for i in range(20):
+            pool.submit(tracker.denominator, **{f"n{i}": torch.ones(1, dtype=torch.bool)}).result()
+        tracker.export()
+        names = pool.submit(binding.names, tracker.recorder).result()
+    assert {f"n{i}" for i in range(20)} > names >= {f"n{i}" for i in range(16, 20)}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_no_masks_of_its_parent():
+    """What the parent registered is in the parent's log: the child registers its own."""
+    tracker = DistributedStatsTracker()
+    tracker.denominator(n=torch.ones(2, dtype=torch.bool))
+    if (pid := os.fork()) == 0:
+        try:
+            tracker.stat("n", x=torch.ones(2))
+        except ValueError:
+            os._exit(3)
+        os._exit(0)
+    assert 3 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    tracker.stat("n", ReduceType.SUM, x=torch.ones(2))
+    assert {"n": 2, "x": 2.0} == tracker.export()

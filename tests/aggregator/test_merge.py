@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -261,3 +262,84 @@ def test_plain_dicts_and_exports_mix():
 def test_nothing_merges_to_nothing():
     """No workers, or workers without numbers, give an empty export."""
     assert {} == merge_worker_stats([]) == merge_worker_stats([{}, Export()])
+
+
+NO_NUMBERS = [None, "x", "3", [1.0], {}, 1j]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("stats", [{"r": 0, "r__count": 3}, {"r": 1.0, "r__count": 0}, {"r": 0}])
+def test_what_is_no_number_is_refused(stats, value):
+    """A value or count of a worker that is no number is named, not an error of Python's."""
+    stats = {
+        key: value if number == 0 and isinstance(number, int) else number for key, number in stats.items()
+    }
+    with pytest.raises(errors.MergeError, match="expected a number for 'r(__count)?', got"):
+        merge_worker_stats([stats])
+    export_of = export(r=(SCALAR, of(1)))
+    export_of["r"] = value
+    with pytest.raises(errors.MergeError, match="expected a number for 'r', got"):
+        merge_worker_stats([export_of])
+
+
+@pytest.mark.parametrize(
+    "exports", [{"r": 1.0, "r__count": 3}, None, [None], [{"a__count": 1}, 3], "text", [{1: 2}]]
+)
+def test_what_is_no_list_of_dicts_is_refused(exports):
+    """One dict instead of a list, or something else in the list, is said."""
+    with pytest.raises(errors.MergeError, match=r"expected (a list of exports \(dicts\)|keys \(str\)), got"):
+        merge_worker_stats(exports)
+    with pytest.raises(errors.MergeError, match="expected sum_keys as a list of keys, got 'loss'"):
+        merge_worker_stats([], sum_keys="loss")
+
+
+def test_numbers_of_arrays_are_numbers():
+    """numpy's integers stay exact, one-element tensors are what they hold."""
+    stats = {"n": np.int64(2**60 + 1), "r": torch.tensor(1.5), "r__count": np.int64(2), "low": -(2**63)}
+    merged = merge_worker_stats([stats], sum_keys=["n", "low"])
+    assert {"n": 2**60 + 1, "r": 1.5, "r__count": 2, "low": -(2**63)} == merged
+    assert {int} == {type(merged[key]) for key in ("n", "r__count", "low")}
+
+
+def test_counters_merge_exactly_to_the_edge_of_int64():
+    """What int64 just holds comes out as it is (report c11)."""
+    merged = merge_worker_stats([export(n=(COUNTER, total(2**63 - 2))), export(n=(COUNTER, total(1)))])
+    assert (2**63 - 1, int) == (merged["n"], type(merged["n"]))
+
+
+@pytest.mark.parametrize("count", [2**62, 2**63, 2**64, 10**400])
+def test_counts_beyond_int64_are_refused(count):
+    """Means are not divided by a count that wrapped around; the key is named."""
+    with pytest.raises(errors.MergeError, match="'r"):
+        merge_worker_stats([{"r": 1.0, "r__count": count}, {"r": 1.0, "r__count": count}])
+
+
+SCALAR_ROW = '"scalar", "scalar", null, "shards", 1, 2, 0, 0, 0, 0, 0, 0'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "expected an export as JSON, got"),
+        ('{"keys": [["a", %s, 99999999999999999999]], "numbers": {}}' % SCALAR_ROW, "of key 'a': "),
+        ('{"keys": [["a", %s, null]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected integers"),
+        ('{"keys": [["a", %s, 0.5]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected integers"),
+        ('{"keys": [["a", %s]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected 9 words"),
+        ('{"keys": [[5, %s, 0]], "numbers": {}}' % SCALAR_ROW, "of key 5: expected keys"),
+        (
+            '{"keys": [["a", %s, 0]], "numbers": {}}' % SCALAR_ROW.replace("2", "-2"),
+            "of key 'a': .*0 or more",
+        ),
+        ('{"keys": [["a", %s, 0, [0.5], [-5], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': .*below 0"),
+        ('{"keys": [["a", %s, 0, [0.5], [9999], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': "),
+        ('{"keys": [["a", %s, 0, [7], [5], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': .*from 0 to 1"),
+        ('{"keys": [], "numbers": {"a": null}}', "no number of key 'a': None"),
+        ('{"keys": [], "numbers": {"a": "1.5"}}', "no number of key 'a': '1.5'"),
+        ('{"keys": [], "numbers": {"a": []}}', "no number of key 'a'"),
+        (None, "expected an export as JSON, got None"),
+    ],
+)
+def test_a_broken_export_is_refused_by_its_key(text, message):
+    """Words beyond int64, no numbers, negative counts, buckets that are none: each is said of its key."""
+    with pytest.raises(errors.MergeError, match=message):
+        Export.from_json(text)

@@ -382,12 +382,21 @@ def test_a_stat_may_still_be_called_quantiles(tracker: DistributedStatsTracker) 
     assert {"n": 2, "quantiles": 2.0} == tracker.export()
 
 
+@pytest.mark.parametrize("asked", [np.array([0.5, 0.9, 0.99]), torch.tensor([0.5, 0.9, 0.99])])
+def test_an_array_of_quantiles_is_told_what_to_pass(tracker: DistributedStatsTracker, asked: Any) -> None:
+    """It is taken for a stat, and where it cannot be one the error says how quantiles are asked."""
+    tracker.denominator(n=torch.ones(2, dtype=torch.bool))
+    with pytest.raises(
+        errors.RecordingError, match=r"for 'quantiles', got \(3,\); ask for .* as a tuple of f"
+    ):
+        tracker.stat("n", x=torch.ones(2), quantiles=asked)
+
+
 def test_one_process_that_asks_differently_is_told(tracker: DistributedStatsTracker) -> None:
     """Within a window a key is one thing."""
     record(tracker, values_of(0), 0.5)
-    record(tracker, values_of(0), 0.9)
-    with pytest.raises(errors.AgreementError, match=r"'x': expected one kind in an export, got .* p50 and"):
-        tracker.export()
+    with pytest.raises(errors.RecordingError, match=r"one kind of 'x' until its export, got .*\(0.5,\) and"):
+        record(tracker, values_of(0), 0.9)
 
 
 # -- workers ---------------------------------------------------------------------------------------

@@ -70,10 +70,10 @@ def test_integers_stay_exact_as_halves(numbers):
     ("word", "values", "name"),
     [
         ("NUMBER", (7, 8), "export number 7 on rank 0 but export number 8 on rank 1"),
-        ("OPERATION", (5, 6), "operation on rank 0 but operation on rank 1"),
+        ("OPERATION", (5, 6), "one call on rank 0 but another on rank 1"),
         ("RESET", (0, 1), "reset 0 on rank 0 but reset 1 on rank 1"),
         ("STEP", (4, 5), "step 4 on rank 0 but step 5 on rank 1"),
-        ("HASH", (1, 2**62), "layout on rank 0 but layout on rank 1"),
+        ("HASH", (1, 2**62), "one layout on rank 0 but another on rank 1"),
     ],
 )
 def test_ranks_at_different_exports_are_noticed(word, values, name):

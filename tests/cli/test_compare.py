@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_two_runs_differ_in_what_one_lacks_too(ask: Ask, runs: tuple[Path, Path]
     last = ask("compare-evals", *runs, "--key", "*/right", "--json").json
     assert ["new", "q03", "q04", "q31"] == [row["sample_id"] for row in last]
     assert [] == ask("compare-evals", *runs, "--step", 10, "--step", 30, "--key", "*/size", "--json").json[1:]
+
+
+def test_damaged_runs_are_compared_all_the_same(ask: Ask, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """The differences are printed first; the damage of either run is told and makes the exit code 3."""
+    copies = [tmp_path / run.name for run in runs]
+    for run, copy in zip(runs, copies, strict=True):
+        shutil.copytree(run, copy)
+        with (copy / "run.json").open("a") as file:
+            file.write("x")
+    answer = ask("compare-evals", *copies, "--json")
+    assert (3, ask("compare-evals", *runs, "--json").json) == (answer.code, answer.json)
+    last, *damage = answer.err.splitlines()
+    assert " results differ: " in last
+    assert [str(copy / "run.json") for copy in copies] == sorted(line.split(": ")[-1] for line in damage)
 
 
 def test_small_differences_may_be_none(ask: Ask, runs: tuple[Path, Path]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import STEPS, Ask
+from tests.cli.conftest import STEPS, Ask, write_run
 
 
 def test_writes_a_picture(ask: Ask, root: Path, tmp_path: Path) -> None:
@@ -32,6 +32,7 @@ def test_json_is_what_is_drawn(ask: Ask, root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
+        (["-o", "none/x.png"], 1, "expected a file in a directory that exists, got none/x.png"),
         ([], 2, "expected --output FILE, --json, or both"),
         (["-o", "x.gif"], 1, "expected a file name ending in .png or .svg, got x.gif"),
         (["-o", "x.png", "--smooth", "2"], 1, "expected a smoothing weight between 0 and 1, got 2.0"),
@@ -72,3 +73,37 @@ def test_heat_maps_and_radars_are_written(ask: Ask, root: Path, tmp_path: Path) 
     assert 0 == ask(*radar, "-o", tmp_path / "radar.svg").code
     assert {"reward", "efficiency", "stability"} == {row["dimension"] for row in ask(*radar, "--json").json}
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("heat.png", "radar.svg"))
+
+
+DRAWN = [
+    ("plot", "curves", "{run}", "lr"),
+    ("plot", "heatmap", "{run}", "--accuracy", "lr", "--length", "ppo_actor/loss"),
+    ("plot", "radar", "{run}", "ppo_actor/loss", "--with", "{other}"),
+]
+
+
+@pytest.mark.parametrize("words", DRAWN)
+def test_a_damaged_run_is_drawn_all_the_same(
+    ask: Ask, root: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The picture is written and the points are printed; the damage is told and makes the exit code 3."""
+    run = write_run(tmp_path / "run", [range(3)], gain=1.0)
+    with (run / "run.json").open("a") as file:
+        file.write("x")
+    those = [word.format(run=run, other=root / "a") for word in words]
+    answer = ask(*those, "-o", tmp_path / "x.png", "--json")
+    assert 3 == answer.code
+    assert answer.json
+    assert ["wrote", "damaged:"] == [line.split()[0] for line in answer.err.splitlines()]
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("words", [*DRAWN, ("report", "{run}")])
+def test_pictures_are_not_put_into_runs(ask: Ask, root: Path, words: tuple[str, ...]) -> None:
+    """A file of a run is never replaced by a picture or a page of it."""
+    run = root / "sub" / "b"
+    before = (run / "run.json").read_bytes()
+    answer = ask(*(word.format(run=run, other=root / "a") for word in words), "-o", run / "run.json")
+    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert "expected a file outside of runs, got one in the run " in answer.err
+    assert before == (run / "run.json").read_bytes()

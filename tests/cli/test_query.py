@@ -164,6 +164,39 @@ def test_damage_is_told_and_exits_3(ask: Ask, tmp_path: Path) -> None:
     assert segment.name in answer.err
 
 
+def test_of_much_damage_the_first_is_told(ask: Ask, tmp_path: Path) -> None:
+    """A run with a hundred holes costs a screen, not a hundred lines; what lists all is said."""
+    run = write_run(tmp_path / "run", [range(2)], gain=1.0)
+    for number in range(2, 102):
+        (run / "attempts" / f"{number:04}.json").write_text("x")
+    answer = ask("metrics", run, "lr", "--json")
+    assert (3, 2, 21) == (answer.code, len(answer.json), answer.err.count("\n"))
+    assert "… and 80 more; verify --json lists all" == answer.err.splitlines()[-1]
+    listed = ask("verify", run, "--json").json["files"]
+    assert 100 == sum(len(file["problems"]) for file in listed)
+
+
+def test_json_of_times_that_python_has_none_for(ask: Ask, root: Path) -> None:
+    """Infinite and far times and intervals are strings, within lists too; nothing is cut off half-way."""
+    query = """
+    select timestamp 'infinity' as a, [timestamptz '-infinity'] as b, {'c': date 'infinity'} as c,
+        timestamp '290000-01-01' as d, interval '1 month 2 days -1.5 seconds' as e, [interval '1 day'] as f
+    """
+    answer = ask("sql", root / "a", query, "--json")
+    assert 0 == answer.code
+    assert [
+        {
+            "a": "Infinity",
+            "b": ["-Infinity"],
+            "c": {"c": "Infinity"},
+            "d": "290000-01-01T00:00:00.000000",
+            "e": "P1M2DT-1.5S",
+            "f": ["P0M1DT0S"],
+        }
+    ] == answer.json
+    assert "P1M2DT-1.5S" in ask("sql", root / "a", query).out
+
+
 # -- statistics ------------------------------------------------------------------------------------------
 
 
@@ -186,8 +219,9 @@ def test_reduce_under_a_condition(ask: Ask, trained: Path) -> None:
     answer = ask("reduce", trained, "kl", "--stat", "avg", "--stat", "p50", "--where", "reward > 0", "--json")
     assert [(0, 1.0, 1.0), (1, 2.0, 2.0)] == [(row["step"], row["avg"], row["p50"]) for row in answer.json]
     table = ask("reduce", trained, "kl", "--by", "sequence", "--until", 0).out.splitlines()
-    assert ["step", "role", "rank", "window", "call", "sequence", "sample_id", "avg"] == table[0].split()
-    assert ["0", "actor", "0", "0", "0", "1", "4"] == table[2].split()
+    heads = ["step", "role", "rank", "window", "call", "sequence", "sample_id", "avg", "missing"]
+    assert heads == table[0].split()
+    assert ["0", "actor", "0", "0", "0", "1", "4", "0"] == table[2].split()
 
 
 def test_percentiles_of_globs(ask: Ask, trained: Path) -> None:
@@ -230,6 +264,7 @@ def test_macros_on_the_command_line(ask: Ask, trained: Path) -> None:
         (["percentiles", "kl", "-q", "99"], "expected percentiles from 0 to 1, got 99"),
         (["histogram", "kl", "--memory-limit", "lots"], "expected a memory limit in bytes or like 256MB"),
         (["correlation", "kl", "rewards"], "expected a recorded key, got 'rewards'; near: 'reward'"),
+        (["histogram", "kl", "--bins", "0"], "expected at least one bin, got 0"),
         (["export", "out.xls"], "expected a file ending in .parquet"),
     ],
 )

@@ -167,6 +167,7 @@ def test_a_new_run_on_tensorboard_is_another_directory(ask: Ask, root: Path, tmp
 def test_several_runs_are_told(ask: Ask, root: Path, tmp_path: Path) -> None:
     """Each run goes to a directory of its own in the path that was given; one that fails stops none (b4)."""
     words = ["--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}", "--json", "--keys", "lr"]
+    words += ["--cursors", str(tmp_path / "cursors")]
     (tmp_path / "none").mkdir()
     answer = ask("replay", root / "a", tmp_path / "none", root / "sub" / "b", *words)
     assert 1 == answer.code

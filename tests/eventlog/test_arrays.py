@@ -1,6 +1,7 @@
 """The door: what is taken, what is refused, and what the message says."""
 
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -72,8 +73,26 @@ def test_other_scalars_are_refused_naming_the_key(value):
 
 def test_integers_beyond_float64_are_refused():
     """An integer too large for float64 is refused at the call, not at close (report e10)."""
-    with pytest.raises(RecordingError, match="fits float64 for 'k'"):
-        arrays.as_scalar(10**400, "k")
+    for number in (10**400, 10**5000, Fraction(10**400)):
+        with pytest.raises(RecordingError, match="fits float64 for 'k'"):
+            arrays.as_scalar(number, "k")
+
+
+@pytest.mark.parametrize("number", [2**63, 10**5000, Fraction(10**400)])
+def test_increments_beyond_int64_are_refused(number):
+    """A counter's increment that int64 cannot hold is refused, however large, naming the key."""
+    with pytest.raises(RecordingError, match="fits .* for .*'k'"):
+        arrays.as_increment(number, "k")
+
+
+def test_a_matrix_is_an_array():
+    """numpy's matrix is taken as what it holds, as mask and as values."""
+    matrix = np.arange(3.0)[None].view(np.matrix)  # numpy warns where one is made
+    values, _ = arrays.as_values(matrix, "k", (1, 3))
+    row = np.empty(2)
+    arrays.select_into(row, values, np.array([0, 2]))
+    assert (np.ndarray, [0.0, 2.0]) == (type(values), row.tolist())
+    assert np.ndarray is type(arrays.as_mask(matrix > 1, "m"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The matrix of inputs: everything that holds floating values or truths is taken, and means the same."""
 
+import warnings
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -63,6 +65,9 @@ INPUTS = {
     "numpy half": np.array(VALUES, np.float16),
     "numpy float64": np.array(VALUES),
     "numpy strided": np.array([VALUES, VALUES], np.float32).T[:, 1],
+    "numpy big-endian": np.array(VALUES, ">f4"),
+    "numpy big-endian half": np.array(VALUES, ">f2"),
+    "negated by a bit": torch.complex(torch.zeros(4), -BASE).conj().imag,
     "numpy read-only": np.broadcast_to(np.array(VALUES, np.float32), (1, 4))[0],
     "arrow": pa.array(VALUES),
     "__array__": Array(VALUES),
@@ -174,3 +179,73 @@ def test_what_is_no_array_is_a_type_error(values, message):
     recorder.denominator({"m": torch.tensor(MASK)})
     with pytest.raises(RecordingTypeError, match=message):
         recorder.stat("m", {"x": values})
+
+
+def nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it is a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def jagged():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+@pytest.mark.parametrize("make", [nested, jagged])
+def test_nested_tensors_are_refused_with_the_way_out(make):
+    """What has no one shape is no stat, no mask and no number."""
+    recorder = Recorder()
+    recorder.denominator({"m": torch.tensor(MASK)})
+    with pytest.raises(RecordingTypeError, match=r"dense tensor for 'x', got a nested one; pass x.to_padded"):
+        recorder.stat("m", {"x": make()})
+    with pytest.raises(RecordingTypeError, match=r"dense tensor for 'm', got a nested one"):
+        recorder.denominator({"m": make()})
+    with pytest.raises(RecordingTypeError, match=r"number for 'x', got"):
+        recorder.scalar({"x": make()})
+
+
+def test_what_is_inside_a_transform_is_refused():
+    """Inside of vmap a tensor stands for many: there is nothing to record yet."""
+    recorder = Recorder()
+    recorder.denominator({"m": torch.tensor(MASK)})
+
+    def stat(row):
+        with pytest.raises(
+            RecordingTypeError, match=r"data for 'x', got one without; record outside of torch"
+        ):
+            recorder.stat("m", {"x": row})
+        with pytest.raises(RecordingTypeError, match=r"data for 'm', got one without"):
+            recorder.denominator({"m": row > 0})
+        with pytest.raises(RecordingTypeError, match=r"number for 'x', got Tensor, which cannot be read"):
+            recorder.scalar({"x": row[0]})
+        return row
+
+    torch.vmap(stat)(torch.ones(2, 4))
+
+
+def test_numpy_is_told_how_numpy_converts():
+    """The way out is that of the library that made the values."""
+    recorder = Recorder()
+    recorder.denominator({"m": torch.tensor(MASK)})
+    with pytest.raises(
+        RecordingError, match=r"got int64; convert it \(x.astype\(np.float32\)\) or use counter"
+    ):
+        recorder.stat("m", {"x": np.arange(4)})
+
+
+class Broken:
+    """Fails when it is looked at."""
+
+    @property
+    def shape(self):
+        raise LookupError("no such thing")
+
+
+def test_whatever_reading_a_value_raises_names_the_key():
+    """An error of another library is ours, and has the other one as its cause."""
+    recorder = Recorder()
+    recorder.denominator({"m": torch.tensor(MASK)})
+    for call in (recorder.denominator, lambda values: recorder.stat("m", values)):
+        with pytest.raises(RecordingTypeError, match=r" for 'x', got Broken, .*: no such thing") as caught:
+            call({"x": Broken()})
+        assert isinstance(caught.value.__cause__, LookupError)

@@ -6,12 +6,13 @@ import warnings
 import pytest
 
 import eventlog
+from aggregator import open_run, stats_tracker
 from eventlog.losses import Losses
 from eventlog.rundir import Problems, RunDir
 from eventlog.schema import LossCause as Cause
 from eventlog.schema import RecordType, Stream
 from eventlog.sealed import SealedSegment
-from eventlog.segment import Loss
+from eventlog.segment import Loss, SegmentWriter
 from eventlog.writer import Writer
 from tests.storage import payload, producer, put_payload, put_records, put_window, records, settle
 
@@ -175,6 +176,65 @@ def test_losses_that_were_noted_in_files_that_are_gone_are_noted_again(run, monk
     lost = {loss.window for loss in writer.losses() if loss.stream is Stream.PAYLOAD}
     assert {3, 4} <= lost
     assert lost == {record.window for record in notes(run.path, Stream.PAYLOAD, RecordType.LOSS)}
+
+
+def test_losses_are_noted_before_what_ends_them_is_acknowledged(run, monkeypatch):
+    """When the disk takes something again, what it did not take is noted before anybody is told so.
+
+    The process may be killed right after, or the disk be full again: there is no later.
+    """
+    monkeypatch.setattr("eventlog.writer.HEARTBEAT_SECONDS", 1e6)
+    writer = Writer(run, producer(run))
+    with monkeypatch.context() as patched:
+        for call in ("append", "lost"):
+            patched.setattr(f"eventlog.segment.SegmentWriter.{call}", _fail)
+        for window in (0, 1):
+            put_window(writer, window)
+            settle(writer)
+    assert writer.wait(put_records(writer, 2), 60)
+    for stream in (Stream.RECORDS, Stream.PAYLOAD, Stream.COMMITS):
+        assert {0, 1} == {record.window for record in notes(run.path, stream, RecordType.LOSS)}
+    writer.close()
+
+
+def test_a_stream_that_takes_nothing_does_not_hide_the_losses_of_the_others(run, monkeypatch):
+    """At the end losses are noted wherever that is possible."""
+    monkeypatch.setattr("eventlog.writer.HEARTBEAT_SECONDS", 1e6)
+    writer = Writer(run, producer(run), payload_queue_bytes=10, block_seconds=0)
+    go_on = held(writer, Stream.PAYLOAD, 10)
+    put_payload(writer, 3)
+    writer.lose(Loss(Stream.RECORDS, Cause.QUEUE_FULL, 3, 1))
+    noted = SegmentWriter.lost
+    monkeypatch.setattr(
+        SegmentWriter, "lost", lambda one, loss: (_fail if loss.stream == 2 else noted.__get__(one))(loss)
+    )
+    go_on.set()
+    writer.close()
+    assert [3] == [record.window for record in notes(run.path, Stream.RECORDS, RecordType.LOSS)]
+
+
+def test_a_lost_export_row_is_listed_under_its_window_and_step(tmp_path, monkeypatch):
+    """Without it nobody knows what a window came to: the window is incomplete, and its loss has a step."""
+    log = eventlog.start(tmp_path)
+    log.claim_attempt()
+    for step in range(3):
+        stats_tracker.scalar(x=step)
+        with monkeypatch.context() as patched:
+            if step == 1:
+                patched.setattr("eventlog.log.encode.export", lambda *_: 1 / 0)
+            stats = stats_tracker.export_all()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                log.commit(0, step, step, [stats])
+    eventlog.stop()
+    (loss,) = log.losses()
+    assert (Stream.RECORDS, Cause.ENCODE_FAILED, 1) == (loss.stream, loss.cause, loss.step)
+    with open_run(tmp_path) as run:
+        rows = run.sql("select step, complete from windows order by step").to_pylist()
+        assert [(0, True), (1, False), (2, True)] == [(row["step"], row["complete"]) for row in rows]
+        assert [(1, loss.window)] == [(row["step"], row["window"]) for row in run.info()["losses"]]
+        rows = run.metrics(["x"], source="recomputed").to_pylist()
+        assert [(0, False), (None, True), (2, False)] == [(row["value"], row["incomplete"]) for row in rows]
 
 
 def _fail(*_):

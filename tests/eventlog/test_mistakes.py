@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +47,7 @@ def warned(call):
 
 
 ONES, MASK = torch.ones(2), torch.ones(2, dtype=torch.bool)
+JAGGED = torch.nested.nested_tensor([ONES, torch.ones(3)], layout=torch.jagged)
 MISTAKES = {
     "stat": (lambda t: t.stat("m", ok=ONES, bad=torch.ones(3)), "t/bad", {"t/ok/avg"}),
     "integers": (lambda t: t.stat("m", bad=MASK.int(), ok=ONES), "t/bad", {"t/ok/avg"}),
@@ -55,6 +58,14 @@ MISTAKES = {
     "counter": (lambda t: t.counter(ok=1, bad=1.5), "t/bad", {"t/ok"}),
     "denominator": (lambda t: t.denominator(ok=MASK, bad=ONES), "t/bad", {"t/ok"}),
     "sequences": (lambda t: t.denominator(bad=MASK, cu_seqlens=[0, 3]), "t/bad", set()),
+    "nested": (lambda t: t.stat("m", ok=ONES, bad=JAGGED), "t/bad", {"t/ok/avg"}),
+    "kinds": (lambda t: t.scalar(ok=1, m=1), "t/m", {"t/ok"}),
+    "fraction": (lambda t: t.counter(ok=1, bad=Fraction(10**400)), "t/bad", {"t/ok"}),
+    "bounds": (
+        lambda t: t.denominator(bad=MASK, cu_seqlens=np.array([0, 2**64 - 1], np.uint64)),
+        "t/bad",
+        set(),
+    ),
     "name": (lambda t: t.scalar(**{"/": 1, "ok": 1}), "'/'", {"t/ok"}),
 }
 

@@ -107,3 +107,20 @@ def test_a_sum_beyond_int64_is_the_nearest_float_not_another_number():
     merged = moments.merge(moments.of_integers([1, 1], [2**62, 2**62])[:, None])[0]
     assert moments.exact(merged) == 2.0**63
     assert moments.exact(moments.of_integers([1], [2**63 - 1025])[0]) == 2**63 - 1025
+
+
+@pytest.mark.parametrize(
+    "parts", [[2**63 - 1], [2**62, 2**62 - 1], [-(2**63)], [2**63 - 1, 2**63 - 1, -(2**63)]]
+)
+def test_sums_are_exact_to_the_edges_of_int64(parts):
+    """What int64 just holds is exact, though its float rounds to what it does not hold (report c11)."""
+    merged = moments.merge(moments.of_integers([1] * len(parts), parts)[:, None])[0]
+    found = moments.exact(merged)
+    assert (sum(parts), int) == (found, type(found))
+
+
+@pytest.mark.parametrize("parts", [[2**63 - 1, 1], [-(2**63), -1], [2**62] * 9])
+def test_sums_just_beyond_int64_are_floats(parts):
+    """One more than int64 holds, or a whole turn of it, is the nearest float."""
+    merged = moments.merge(moments.of_integers([1] * len(parts), parts)[:, None])[0]
+    assert (float(sum(parts)), float) == (moments.exact(merged), type(moments.exact(merged)))

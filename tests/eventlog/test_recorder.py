@@ -294,3 +294,71 @@ def test_a_producer_tensor_on_another_dtype_shares_a_mask(recorder):
     drained = drain([recorder])
     assert [np.float64, np.float32] == [p.matrix.dtype for p in drained.frame.pieces[1:]]
     assert ["bool", "float64", "bfloat16"] == drained.frame.calls.dtypes
+
+
+CLASHES = {
+    "scalar, counter": (
+        lambda r: r.scalar({"k": 1}),
+        lambda r: r.counter({"ok": 1, "k": 1}),
+        "scalar and counter",
+    ),
+    "mask, scalar": (
+        lambda r: r.denominator({"k": mask(1)}),
+        lambda r: r.scalar({"k": 1}),
+        "denominator and scalar",
+    ),
+    "counter, mask": (
+        lambda r: r.counter({"k": 1}),
+        lambda r: r.denominator({"k": mask(1)}),
+        "counter and denomi",
+    ),
+    "counter, samples": (
+        lambda r: r.counter({"k": 1}),
+        lambda r: r.samples("k", {"a": 1}),
+        "counter and scalar",
+    ),
+    "two masks": (
+        lambda r: r.stat("m", {"k": torch.ones(1)}),
+        lambda r: r.stat("n", {"ok": torch.ones(1), "k": torch.ones(1)}),
+        "avg_min_max under 'm' and stat avg_min_max under 'n'",
+    ),
+    "reductions": (
+        lambda r: r.stat("m", {"k": torch.ones(1)}, ReduceType.SUM),
+        lambda r: r.stat("m", {"k": torch.ones(1)}, ReduceType.AVG),
+        "stat sum under 'm' and stat avg under 'm'",
+    ),
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_a_key_is_one_thing_until_its_export(recorder, clash):
+    """A key that is recorded as something else is refused at the call; after its export it may be that."""
+    first, second, message = CLASHES[clash]
+    recorder.denominator({"m": mask(1), "n": mask(1)})
+    first(recorder)
+    with pytest.raises(RecordingError, match=f"expected one kind of 'k' until its export, got .*{message}"):
+        second(recorder)
+    assert [["m", "n", "k"]] == [
+        sorted({spec.key for spec in drain([recorder], reset=False).specs}, key="mnk".find)
+    ]
+    drain([recorder], key="k")
+    second(recorder)
+    first_again = {spec.key for spec in drain([recorder]).specs}
+    assert "k" in first_again
+
+
+def test_a_refused_call_says_nothing_of_its_keys(recorder):
+    """What a key would have been in a call that was refused does not matter to the next one."""
+    recorder.counter({"n": 2**62})
+    with pytest.raises(RecordingError, match="fits int64"):
+        recorder.counter({"k": 1, "n": 2**62})
+    recorder.scalar({"k": 1})
+    assert {"n", "k"} == {spec.key for spec in drain([recorder]).specs}
+
+
+def test_one_key_for_two_groups_is_two(recorder):
+    """The group a key is reduced over is a part of its name: within each it is one thing."""
+    recorder.scalar({"k": 1}, label="0,1")
+    recorder.counter({"k": 1}, label="0,2")
+    with pytest.raises(RecordingError, match="got scalar and counter"):
+        recorder.counter({"k": 1}, label="0,1")

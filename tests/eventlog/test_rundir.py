@@ -298,7 +298,7 @@ def test_roles_that_are_no_names_are_refused(tmp_path, role):
 
 def test_a_rank_is_not_negative(tmp_path):
     """A negative rank is refused."""
-    with pytest.raises(LogError, match="expected a rank of 0 or more, got -1"):
+    with pytest.raises(LogError, match="expected a rank of 0 to 999999999, got -1"):
         RunDir.create(tmp_path).producer_dir(Stream.RECORDS, "actor", -1)
 
 

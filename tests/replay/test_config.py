@@ -84,8 +84,7 @@ def test_required_names_must_be_given(name: str) -> None:
             "swanlab.mode to be one of cloud, online, local, offline, disabled",
         ),
         ({"trackio": TrackioConfig(mode="x")}, "trackio.mode to be one of online, local, disabled, got 'x'"),
-        ({"on_rewind": "ignore"}, "on_rewind to be one of warn, error, got 'ignore'"),
-        ({"on_rewind": "rewrite"}, "on_rewind to be one of warn, error, got 'rewrite'"),
+        ({"on_rewind": "ignore"}, "on_rewind to be one of warn, error, rewrite, new_run, got 'ignore'"),
     ],
 )
 def test_invalid_choices_are_refused_with_the_valid_ones(part: dict, said: str) -> None:

@@ -164,6 +164,24 @@ def test_alerts_are_in_the_log(tmp_path):
     assert math.isnan(told[0].value)
 
 
+def test_a_straggler_that_was_noted_is_not_found_again(tmp_path):
+    """Live it has the timing's key, in the record the role is added: one rank's trouble is listed once."""
+    path, monitor = tmp_path / "run", Monitor([Straggler()])
+    for rank in (1, 0):
+        eventlog.start(path, role="actor", rank=rank, world_size=2)
+        if rank == 0:
+            eventlog.current().claim_attempt()
+        for step in range(4):
+            stats_tracker.DEFAULT_TRACKER.recorder.timing("train_step", 3.0 if rank else 1.0)
+            stats = stats_tracker.export_all(step=step)
+            if rank == 0:
+                monitor.check(step, {}, {0: {"timeperf/train_step": 1.0}, 1: {"timeperf/train_step": 3.0}})
+            eventlog.current().commit(0, step, step, [dict(stats)] if rank == 0 else ())
+        eventlog.stop()
+    with open_run(path) as run:
+        assert [("timeperf/train_step", 2, 1)] == [(a.key, a.step, a.rank) for a in alerts_of(run)]
+
+
 def test_a_run_without_a_monitor_is_looked_at_afterwards(tmp_path):
     """The rules find in the record what they would have found live; other rules find what they say."""
     train(tmp_path / "run", monitor=None)

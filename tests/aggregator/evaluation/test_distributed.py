@@ -243,6 +243,70 @@ def test_the_first_error_is_the_one_that_is_raised():
         evaluate_distributed(lambda _: 1.0, SAMPLES, cleanup=clean_up)
 
 
+def disagree(rank, group, what):
+    """Evaluate with arguments that only rank 1 gives so; return the error of every rank."""
+    samples = [{"id": i} for i in range(6)]
+    if what == "ids" and rank == 1:
+        samples = [{"id": str(i)} for i in range(6)]
+    given = {
+        "expected": {"expected": 6 + rank},
+        "batch_size": {"batch_size": 2} if rank == 1 else {},
+        "bad batch_size": {"batch_size": 2 - 2 * rank},
+        "bad max_memory": {"batch_size": 2, "max_memory": 1 + rank},
+        "seed": {"seed": rank},
+        "step": {"step": rank},
+        "record": {"record": bool(rank)},
+        "ids": {},
+    }[what]
+    batched = "batch_size" in given
+    try:
+        evaluate_distributed(lambda each: [1.0] * len(each) if batched else 1.0, samples, group, **given)
+    except Exception as error:  # noqa: BLE001 - its kind is the answer
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("expected", "expected the same expected on all ranks, got 6 on rank 0 and 7 on rank 1"),
+        (
+            "batch_size",
+            "expected the same batch_size on all ranks, got None on rank 0 and 'a size' on rank 1",
+        ),
+        ("seed", "expected the same seed on all ranks, got 0 on rank 0 and 1 on rank 1"),
+        ("step", "expected the same step on all ranks, got 0 on rank 0 and 1 on rank 1"),
+        ("record", "expected the same record on all ranks, got False on rank 0 and True on rank 1"),
+    ],
+)
+def test_ranks_that_are_told_different_things_all_learn_so(worlds, what, text):
+    """Arguments that must be alike are compared before anything is evaluated: one error on every rank."""
+    assert [("DistributedEvaluationError", text)] * 2 == worlds(2).run(disagree, what)
+
+
+def test_an_id_that_is_a_text_elsewhere_is_refused_on_all_ranks(worlds):
+    """The integer 0 of one rank and the text "0" of another are as ambiguous as in one list."""
+    text = "expected ids that differ as texts, got the integer 0 and the text '0'"
+    assert [("EvaluationError", text)] * 2 == worlds(2).run(disagree, "ids")
+
+
+@pytest.mark.parametrize("what", ["bad batch_size", "bad max_memory"])
+def test_an_argument_that_one_rank_refuses_is_an_error_on_all(worlds, what):
+    """A size of 0, or a share above 1, on one rank leaves no other waiting for its batch."""
+    other, own = worlds(2).run(disagree, what)
+    assert ("PeerError", "EvaluationError") == (other[0], own[0])
+
+
+def test_coroutine_functions_take_no_batches():
+    """It is said, not found out by what a coroutine has no length."""
+
+    async def scores(batch):
+        return [1.0] * len(batch)
+
+    with pytest.raises(errors.EvaluationError, match=r"with batch_size, got a coroutine function: .*scores"):
+        evaluate_distributed(scores, SAMPLES, batch_size=4)
+
+
 # -- coroutines ------------------------------------------------------------------------------------
 
 
@@ -264,6 +328,81 @@ def test_coroutines_run_side_by_side_up_to_a_limit():
     most = 0
     evaluate_distributed(slowly, SAMPLES, concurrency=1, record=False)
     assert most == 1
+
+
+async def drawing(sample):
+    """Draw between waits of all lengths, and in tasks of one's own."""
+
+    def draw():
+        return random.random() + np.random.rand() + torch.rand(()).item()  # noqa: NPY002
+
+    async def attempt(i):
+        drawn = [draw()]
+        await asyncio.sleep(0.001 * ((sample["x"] + i) % 3))
+        return sum(drawn, draw())
+
+    drawn = [draw()]
+    for _ in range(sample["x"] % 4):
+        await asyncio.sleep(0)
+        drawn.append(draw())
+    attempts = await asyncio.gather(*(attempt(i) for i in range(3)))
+    return {"own": sum(drawn), **{f"attempt {i}": value for i, value in enumerate(attempts)}}
+
+
+def evaluate_drawing(_rank, group, options):
+    return summary(evaluate_distributed(drawing, SAMPLES, group, record=False, **options))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_coroutines_draw_the_same_numbers_on_any_number_of_ranks(worlds, size):
+    """Whichever others run in between, and however many, a sample's numbers and its tasks' are its own."""
+    alone = summary(evaluate_distributed(drawing, SAMPLES, concurrency=1, record=False))
+    drawn = {value for _, values, *_ in alone for value in values.values()}
+    assert 4 * len(SAMPLES) == len(drawn)
+    assert [alone] * size == worlds(size).run(evaluate_drawing, {"concurrency": 16})
+
+
+def test_seeded_coroutines_are_cancelled_and_fail_as_others():
+    """Time-outs reach the sample, errors their place, and what never ran is closed without a warning."""
+    told = []
+
+    async def stuck():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append("cleaned up")
+
+    async def one(sample):
+        task = asyncio.create_task(stuck())
+        assert "stuck" in repr(task)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await stuck()
+        if sample["x"] == 2:
+            raise ArithmeticError("two")
+        return 1.0
+
+    with pytest.raises(ArithmeticError, match="two"):
+        evaluate_distributed(one, SAMPLES[:5], concurrency=1, record=False)
+    assert ["cleaned up"] * 3 == told
+
+
+def test_without_a_seed_coroutines_draw_from_what_there_is():
+    """None leaves the generators alone: they go on, and are not put back."""
+
+    async def draw(_):
+        return random.random()
+
+    random.seed(5)
+    found = [
+        each.values["score"] for each in evaluate_distributed(draw, SAMPLES[:3], record=False, seed=None)
+    ]
+    after = random.random()
+    random.seed(5)
+    assert [*found, after] == [random.random() for _ in range(4)]
 
 
 def test_an_event_loop_in_the_way_is_named():

@@ -64,6 +64,54 @@ def test_a_shift_is_drift(shift):
     assert 1e-4 > found.p_value
 
 
+@pytest.mark.parametrize(
+    ("reference", "current"),
+    [
+        ([1] * 98 + [0] * 2, [0] * 60 + [1] * 40),
+        ([0] * 98 + [1] * 2, [1] * 60 + [0] * 40),
+        ([1] * 50, [0] * 50),
+        ([0] * 50, [1] * 50),
+        ([0.5] * 500, [0.1] * 500),
+        ([1] * 95 + [0.5] * 5, [0] * 100),
+        ([1] * 500, np.linspace(0, 1, 500)),
+        ([1, 2, 3] * 30, [1.5, 2.5] * 45),
+        ([0] * 995 + [1] * 5, [0] * 700 + [1] * 300),
+        ([1] * 900 + list(range(2, 102)), [0] * 900 + list(range(2, 102))),
+    ],
+)
+def test_values_that_many_share_drift_like_categories(reference, current):
+    """Where most of the reference is one value, or it has few, leaving them is seen, both ways round."""
+    found = measure_drift(reference, current)
+    mirrored = measure_drift([-value for value in reference], [-value for value in current])
+    assert found.drifted
+    assert (found.psi, found.by_chance) == (mirrored.psi, mirrored.by_chance)
+    assert not measure_drift(reference, reference[::-1]).drifted
+
+
+NUMBERS = st.lists(st.integers(-4, 4) | st.floats(allow_nan=False), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_mirrored_numbers_drift_as_far(reference, current):
+    """The PSI does not depend on which end is up, to the last bit but for the order of the sum."""
+    mirrored = population_stability_index([-each for each in reference], [-each for each in current])
+    assert population_stability_index(reference, current) == pytest.approx(mirrored, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["coin", "rare", "counts", "mostly one"])
+def test_chance_alone_is_rarely_drift_of_discrete_values(kind):
+    """Two windows of one distribution of few or repeated values are seldom taken for drift."""
+    rng = np.random.default_rng(3)
+    drawn = {
+        "coin": lambda: rng.integers(0, 2, 100),
+        "rare": lambda: rng.random(100) < 0.05,
+        "counts": lambda: rng.poisson(3, 100),
+        "mostly one": lambda: np.where(rng.random(100) < 0.9, 1.0, rng.random(100)),
+    }[kind]
+    assert 8 > sum(measure_drift(drawn(), drawn()).drifted for _ in range(100))
+
+
 def test_ks_is_scipys_without_nan():
     """It is what scipy says of the numbers there are; of none it is absent."""
     from scipy.stats import ks_2samp

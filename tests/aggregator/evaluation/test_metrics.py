@@ -69,6 +69,16 @@ def test_averages_of_attempts_take_the_first_k():
     assert metrics.avg_at_k([]) is None
 
 
+@pytest.mark.parametrize("k", [0, -1])
+def test_fewer_than_one_attempt_is_refused(k):
+    """The first none, or all but the last, of the attempts are a mistake of the caller's."""
+    for call in (lambda: metrics.avg_at_k([1, 2, 3], k), lambda: metrics.maj_at_k("abb", "b", k)):
+        with pytest.raises(
+            errors.EvaluationError, match=f"expected k >= 1 attempts, or None for all, got {k}"
+        ):
+            call()
+
+
 def test_accuracy_and_validity_are_shares():
     """Equal pairs, valid steps; nothing to judge is absent, and unequal lengths are refused."""
     assert 2 / 3 == metrics.accuracy(["a", "b", "c"], ["a", "x", "c"])
@@ -186,6 +196,14 @@ def test_consistency_at_its_edges():
         metrics.sequence_consistency_score(np.ones(3))
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200, 5e-324, 1.7e308])
+def test_consistency_does_not_depend_on_lengths(size):
+    """Vectors whose squares are no numbers have the direction they have."""
+    along = np.array([[size, 0.0], [size, 0.0], [0.0, size]])
+    assert pytest.approx(0.5) == metrics.sequence_consistency_score(along)
+    assert pytest.approx(1.0) == metrics.sequence_consistency_score(np.full((3, 4), size))
+
+
 def test_consistency_of_ten_thousand_tokens_needs_bounded_memory():
     """10 000 tokens of width 4096 (328 MB in float64) cost less than 64 MB beside the input."""
     states = np.ones((10_000, 4096), np.float32)
@@ -234,6 +252,65 @@ def test_entropy_is_stable():
     assert metrics.policy_entropy(logits, torch.zeros(2, dtype=torch.bool)) is None
     with pytest.raises(errors.EvaluationError, match=r"expected a mask of shape \(2,\), got \(2, 4\)"):
         metrics.policy_entropy(logits, torch.ones(2, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("kind", ["bool", "int64", "uint8", "numpy bool", "numpy int8", "list"])
+@pytest.mark.parametrize("on", ["tensor", "array"])
+def test_a_mask_selects_whatever_its_dtype(kind, on):
+    """Booleans and the integers 0 and 1, of torch and numpy, select the same tokens and values."""
+    logits = 3 * torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    chosen = [[1, 1, 0, 0], [1, 0, 1, 1]]
+    mask = {
+        "bool": torch.tensor(chosen).bool(),
+        "int64": torch.tensor(chosen),
+        "uint8": torch.tensor(chosen, dtype=torch.uint8),
+        "numpy bool": np.array(chosen, bool),
+        "numpy int8": np.array(chosen, np.int8),
+        "list": chosen,
+    }[kind]
+    given_logits = logits if on == "tensor" else logits.numpy()
+    expected = entropies(logits.numpy())[np.array(chosen, bool)]
+    assert expected.tolist() == pytest.approx(metrics.token_entropies(given_logits, mask).tolist())
+    values = given_logits[..., 0]
+    picked = logits.numpy()[..., 0][np.array(chosen, bool)]
+    assert picked.var() == pytest.approx(metrics.value_variance(values, mask))
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind"),
+    [
+        (torch.tensor([1.0, 0.0]), "torch.float32"),
+        (torch.tensor([0, 2]), "torch.int64"),
+        (torch.tensor([0, -1], dtype=torch.int8), "torch.int8"),
+        (np.array([1.0, 0.0]), "float64"),
+        (["yes", "no"], "<U3"),
+    ],
+)
+def test_what_is_no_mask_is_refused(mask, kind):
+    """Weights, indices and texts select nothing: they are named, not guessed at."""
+    text = f"expected a mask of booleans, or of the integers 0 and 1, got {kind}"
+    with pytest.raises(errors.EvaluationError, match=text):
+        metrics.policy_entropy(np.ones((2, 3)), mask)
+    with pytest.raises(errors.EvaluationError, match=text):
+        metrics.value_variance(torch.ones(2), mask)
+
+
+def test_a_mask_has_the_shape_of_the_values():
+    """As many elements in another shape would select others."""
+    with pytest.raises(errors.EvaluationError, match=r"expected a mask of shape \(2, 3\), got \(3, 2\)"):
+        metrics.value_variance(np.ones((2, 3)), np.ones((3, 2), bool))
+    with pytest.raises(errors.EvaluationError, match=r"expected a mask of shape \(4,\), got \(3,\)"):
+        metrics.explained_variance(np.ones(4), np.ones(4), np.ones(3, bool))
+
+
+@pytest.mark.parametrize("value", [0.1, 5.4, 1e300, -1 / 3])
+def test_what_does_not_vary_has_a_variance_of_exactly_zero(value):
+    """Equal numbers vary by 0, not by what rounding leaves, so there is nothing to explain (report g14)."""
+    same = [value] * 3
+    assert 0.0 == metrics.value_variance(same)
+    assert metrics.explained_variance([1.0, 2.0, 3.0], same) is None
+    assert 0.0 == metrics.mean_of_stds([same, same])
+    assert 0.0 == metrics.std_of_means([[value] * 3, [value / 2] * 3, [value / 7] * 3])
 
 
 def test_variances_of_values():

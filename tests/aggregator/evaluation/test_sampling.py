@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +92,37 @@ def test_what_is_no_id_is_refused(bad):
     """An id is a text or an integer: nothing else stands for a sample (report h15)."""
     with pytest.raises(errors.EvaluationError, match=r"expected an id \(a text or an integer\) by 'id'"):
         evaluate_distributed(lambda _: 1.0, [{"id": bad}])
+
+
+@pytest.mark.parametrize(
+    "given_id", [np.int64(7), np.uint8(7), np.array(7), torch.tensor(7), torch.tensor(7, dtype=torch.int32)]
+)
+def test_integers_of_numpy_and_torch_are_ids(given_id):
+    """They are the integer they hold, as text."""
+    found = evaluate_distributed(lambda _: 1.0, [{"id": given_id}], record=False)
+    assert ["7"] == [each.id for each in found]
+
+
+@pytest.mark.parametrize(
+    "bad", [np.bool_(True), torch.tensor(True), torch.tensor([7]), torch.tensor(7.0), np.array([7])]
+)
+def test_what_is_no_single_integer_is_no_id(bad):
+    """Truth values, fractions and lists of one are refused as before."""
+    with pytest.raises(errors.EvaluationError, match="expected an id"):
+        evaluate_distributed(lambda _: 1.0, [{"id": bad}])
+
+
+def test_an_integer_and_its_text_are_not_two_ids():
+    """1 and "1" would be one id: they are refused, as samples and as rows."""
+    both = [{"id": 1, "right": 1.0}, {"id": "1", "right": 0.0}]
+    text = "expected ids that differ as texts, got the integer 1 and the text '1'"
+    for call in (
+        lambda: evaluate_distributed(lambda _: 1.0, both),
+        lambda: compute_aggregated_metrics(both),
+        lambda: select(both),
+    ):
+        with pytest.raises(errors.EvaluationError, match=text):
+            call()
 
 
 # -- hard examples ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import compact, open_run
+from aggregator import compact, merge_runs, open_run
 from eventlog import RunReader, encode, errors, schema, verify
 from tests.answers import answers
 from tests.runs import RunBuilder
@@ -323,6 +323,8 @@ def test_dropping_sources(path, before):
     assert [] == list(reader.payload())
     reader.sessions()
     assert [] == reader.problems
+    with pytest.raises(errors.QueryError, match="got one whose values are in tables alone"):
+        merge_runs(path.with_name("merged"), path, path.with_name("other"))
     again = compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
     assert (0, made.parts) == (again.written, again.parts)
     assert before == answers(path)

@@ -154,6 +154,18 @@ def test_wrong_exports_leave_nothing(session, tmp_path, name, options, message):
     assert before == sorted(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["run.json", "mine.csv", "events/mine.csv", "../link/run.json"])
+def test_nothing_is_written_into_a_run(session, run, tmp_path, name):
+    """A run's own files cannot be replaced, nor others put beside them, whatever the way there is."""
+    (tmp_path / "link").symlink_to(run.path)
+    before = sorted(run.path.rglob("*")), (run.path / "run.json").read_bytes()
+    with pytest.raises(
+        errors.QueryError, match=r"expected a file outside of runs, got one in the run .*run: "
+    ):
+        session.export(run.path / name, format="csv")
+    assert before == (sorted(run.path.rglob("*")), (run.path / "run.json").read_bytes())
+
+
 def test_a_failed_export_leaves_the_old_file(run, tmp_path):
     """What fails half-way replaces nothing."""
     leader = run.producer(payload=False)

@@ -53,8 +53,8 @@ def test_percentile_is_the_session_s(trained):
     session, made = trained
     found = rows(session, "from percentile('x', 0.99)")
     want = session.percentiles("x", 0.99).to_pylist()
-    assert [(r["step"], r["count"]) for r in want] == [(step, count) for step, _, count in found]
-    assert [r["p99"] for r in want[:2]] == [value for _, value, _ in found[:2]]
+    assert [(r["step"], r["count"], 0) for r in want] == [(step, *counted) for step, _, *counted in found]
+    assert [r["p99"] for r in want[:2]] == [row[1] for row in found[:2]]
     assert found[0][1] == pytest.approx(np.quantile(np.concatenate(made[0]), 0.99), rel=1e-12)
     assert math.isnan(found[2][1])
     assert [found[1]] == rows(session, "select * from percentile('x', 0.99) where step = 1")
@@ -92,12 +92,12 @@ def test_histogram_is_the_session_s(trained):
     session, _ = trained
     want = session.histogram("x", 7)
     found = session.sql("select * from histogram('x', 7)")
-    for name in ("left", "right", "count"):
+    for name in ("left", "right", "count", "missing"):
         assert want[name].to_pylist() == found[name].to_pylist()
     assert list(range(1, 8)) == found["bin"].to_pylist()
     assert 50 == session.sql("from histogram('x')").num_rows
     assert session.histogram("c", 3)["count"].to_pylist() == [
-        row[-1] for row in rows(session, "from histogram('c', 3)")
+        row[-2] for row in rows(session, "from histogram('c', 3)")
     ]
 
 
@@ -120,7 +120,7 @@ def test_macros_have_a_run_column_for_several_runs(run, tmp_path):
             leader.tracker().scalar({"x": value})
             commit(one, [leader], 0)
     session = run.open(tmp_path / "other")
-    assert [("other", 0, 9.0, 1), ("run", 0, 1.0, 1)] == rows(session, "from percentile('x', 0.5)")
+    assert [("other", 0, 9.0, 1, 0), ("run", 0, 1.0, 1, 0)] == rows(session, "from percentile('x', 0.5)")
     assert ["run", "step"] == session.sql("from by_rank('x')").column_names[:2]
     assert [("other", 2, 1), ("run", 1, 1)] == rows(
         session, "select run, bin, count from histogram('x', 2) where count > 0 order by run"
@@ -146,7 +146,7 @@ def test_superseded_rows_are_left_out(run):
         )
         assert [0.0, 1.0, 12.0, 13.0] == [row[0] for row in rows(latest, "select avg from by_rank('x')")]
         assert 5 == len(rows(every, "from by_rank('x')"))
-        assert 5 == sum(row[-1] for row in rows(every, "from percentile('x', 0.5)"))
+        assert 5 == sum(row[-2] for row in rows(every, "from percentile('x', 0.5)"))
 
 
 def test_macros_are_documented(trained):
@@ -188,3 +188,41 @@ def test_null_is_not_nan(run):
         from metrics o left join metrics x on o.step = x.step and x.key = 'x' where o.key = 'other' order by 1
     """
     assert [(0, False, False), (1, False, True), (2, True, None)] == rows(session, sql)
+
+
+@pytest.mark.parametrize("call", ["percentile('m', 0.5)", "histogram('m', 3)", "by_sequence('m')"])
+def test_a_mask_has_no_values(trained, call):
+    """What reads values refuses a mask, and says what to ask instead."""
+    session, _ = trained
+    with pytest.raises(errors.QueryError, match=r"^expected a key with values, got the mask 'm': see by_rank"):
+        session.sql(f"from {call}")
+
+
+def test_values_that_are_not_kept_are_counted(run):
+    """A step whose payload is gone is there, and says how many values are missing, as in Python."""
+    from aggregator import open_run
+
+    ranks = [run.producer("actor", rank, world="w", world_size=2) for rank in range(2)]
+    for step in range(2):
+        for producer in ranks[: 2 - step]:
+            producer.tracker().denominator({"m": np.ones((2, 3), bool)})
+            producer.tracker().stat("m", {"x": np.arange(6.0).reshape(2, 3) + 10 * producer.rank})
+        commit(run, ranks, step)
+    run.close()
+    (file,) = (run.path / "events" / "actor-0").glob("*.payload.*.arrows")
+    file.unlink()
+    with open_run(run.path) as session:
+        found = rows(session, "from percentile('x', 0.5)")
+        assert [(0, 12.5, 6, 6), (1, None, 0, 6)] == found
+        assert found == [tuple(row.values()) for row in session.percentiles("x", 0.5).to_pylist()]
+        counted = rows(session, "select * exclude (bin) from histogram('x', 3)")
+        assert {12} == {missing for *_, missing in counted}
+        want = session.histogram("x", 3).to_pylist()
+        names = ("left", "right", "count", "missing")
+        assert counted == [tuple(row[name] for name in names) for row in want]
+        sequences = session.sql("from by_sequence('x')").to_pylist()
+        assert [(0, 0, None, 6), (0, 1, 0, 0), (0, 1, 1, 0), (1, 0, None, 6)] == [
+            tuple(row[name] for name in ("step", "rank", "sequence", "missing")) for row in sequences
+        ]
+        want = session.reduce("x", ["count", "avg", "sum", "min", "max"], by="sequence").to_pylist()
+        assert list(map(repr, want)) == list(map(repr, sequences))

@@ -432,6 +432,7 @@ def test_statistics_by_sequence(trained):
         "max",
         "std",
         "p90",
+        "missing",
     ]
     assert names == table.column_names
     rows = table.to_pylist()

@@ -284,6 +284,16 @@ def test_several_runs_are_kept_apart(run, tmp_path):
         (lambda s: s.percentiles("x", 99), "expected percentiles from 0 to 1, got 99"),
         (lambda s: s.percentiles("x", [0.5, math.nan]), "expected percentiles from 0 to 1, got nan"),
         (lambda s: s.histogram("x", 0), "expected at least one bin, got 0"),
+        (lambda s: s.histogram("x", 10**9), "expected at most 1000000 bins, got 1000000000"),
+        (lambda s: s.reduce([]), "expected at least one recorded key, got none"),
+        (lambda s: s.reduce(None), "expected a recorded key, got None"),
+        (lambda s: s.reduce("x", by=None), "expected to group by any of step, .*, got None"),
+        (lambda s: s.reduce("x", since="a"), "expected since to be a step, got 'a'"),
+        (lambda s: s.metrics(until=1.5), "expected until to be a step, got 1.5"),
+        (lambda s: s.reduce("x", where="(" * 1000 + "n"), "expected at most 50 brackets and 'not' within"),
+        (lambda s: s.reduce("x", where="not " * 2000 + "n"), "expected at most 50 brackets and 'not' within"),
+        (lambda s: s.sql("from percentile('xy', 0.5)"), "^expected a recorded key, got 'xy'; near: 'x'"),
+        (lambda s: s.sql("from percentile('x', 5)"), "^expected percentiles from 0 to 1, got 5"),
     ],
 )
 def test_wrong_questions_get_right_errors(session, ask, message):

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator import open_run
+import eventlog
+from aggregator import open_run, stats_tracker
 from eventlog import ReduceType, Spread
+from replay import MemoryBackend, play
 from tests.runs import RunBuilder
 
 
@@ -365,6 +367,31 @@ def test_values_without_a_commit_can_still_be_recomputed(run):
         run.export(ranks, time=step, step=step)
     rows = run.open().metrics(["x"], source="recomputed").to_pylist()
     assert [(0, 0.5, None), (1, 1.5, None)] == [(r["step"], r["value"], r["differs"]) for r in rows]
+
+
+@pytest.mark.parametrize("payload", ["off", "sample:2"])
+def test_a_committed_quantile_without_its_values_is_said_to_be_unknown(tmp_path, payload):
+    """What was committed and can be recomputed no more has a row without a number, never none."""
+    log = eventlog.start(tmp_path, payload=payload)
+    log.claim_attempt()
+    for step in range(2):
+        stats_tracker.denominator(n=np.ones(100, bool))
+        stats_tracker.stat("n", x=np.arange(100.0), quantiles=0.9)
+        log.commit(0, step, step, [stats_tracker.export_all()])
+    eventlog.stop()
+    with open_run(tmp_path) as session:
+        found = {row["key"]: row for row in session.metrics(source="recomputed", until=0).to_pylist()}
+        p90 = session.metrics(["x/p90"], until=0)["value"][0].as_py()
+        expected = (None, p90, None, True, None)
+        assert expected == tuple(
+            found["x/p90"][name] for name in ("value", "committed", "differs", "incomplete", "source")
+        )
+        assert (49.5, False) == (found["x/avg"]["value"], found["x/avg"]["incomplete"])
+        wide = session.metrics(["x/avg", "x/p90"], source="recomputed", wide=True)
+        assert ([49.5, 49.5], [None, None]) == (wide["x/avg"].to_pylist(), wide["x/p90"].to_pylist())
+    backend = MemoryBackend()
+    play(tmp_path, [backend], source="recomputed")
+    assert [{"n", "x/avg", "x/min", "x/max"}] * 2 == [set(metrics) for _, metrics, _ in backend.rows]
 
 
 def test_unbound_windows_are_in_no_number(run):

@@ -130,7 +130,7 @@ def test_a_run_that_grows_meanwhile(tmp_path):
                 producer.writer.flush(10)
             scaleout._histories.cache_clear()
             with pytest.raises(
-                errors.QueryError, match="expected steps . to 3 as they were when the run was"
+                errors.QueryError, match=r"expected steps . to 3 as they were when the run was"
             ):
                 session.reduce("x", ["std"], by=["step", "rank"])
 
@@ -147,7 +147,7 @@ def test_workers_that_die_are_replaced(tmp_path):
     """A killed process costs its task a second try; a task that kills every worker is an error."""
     with Engine("local", 2) as engine:
         assert [0, 1, 2, 3] == engine.each(dying.once, [(str(tmp_path), i) for i in range(4)])
-        with pytest.raises(errors.QueryError, match="expected another task, got [78]"):
+        with pytest.raises(errors.QueryError, match=r"expected another task, got [78]"):
             engine.each(dying.refuse, [7, 8])
 
 

@@ -339,3 +339,9 @@ def test_readers_and_a_writer_do_not_meet(run):
         assert sorted(seen) == seen
         assert (40, 40) == seen[-1]
     assert {".arrows", ".idx", ".json"} == {path.suffix for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_columns_of_equal_names_are_told_apart(run):
+    """A join's second `step` is `step_1`, a name that no other column has: nothing is lost as rows."""
+    table = run.open().sql("select 1 as step, 2 as step, 3 as step_1, 4 as step")
+    assert [{"step": 1, "step_2": 2, "step_1": 3, "step_3": 4}] == table.to_pylist()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.offline.statistics import Deviations, checked_stats, named, quantiles, quantiles_of_stream
+from aggregator.offline.statistics import Deviations, checked_stats, quantiles, quantiles_of_stream
 from eventlog import errors
 
 numbers = st.floats(allow_nan=False, width=32) | st.sampled_from([0.0, -0.0, 1.5, 1.5])
@@ -73,7 +73,9 @@ def test_statistics_have_names():
     assert {"avg": None, "p99.9": 0.999, "p50": 0.5, "median": 0.5} == checked_stats(
         ["avg", 0.999, "p50", "median"]
     )
-    assert ["p0", "p12.5", "p99.99", "p100"] == [named(q) for q in (0.0, 0.125, 0.9999, 1.0)]
+    asked = [0.0, 0.125, 0.9999, 1.0, 0.999999999, 0.1 + 0.2]
+    assert ["p0", "p12.5", "p99.99", "p100", "p99.9999999", "p30.000000000000004"] == [*checked_stats(asked)]
+    assert {"p0": 0.0} == checked_stats([-0.0])
     for wrong in ("p", "pp", "p-1", "p101", 1.5, math.nan, "AVG", True):
         with pytest.raises(errors.QueryError, match="expected"):
             checked_stats([wrong])

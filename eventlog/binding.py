@@ -1,0 +1,57 @@
+"""Which mask a stat binds to: what a task or thread registered is its own.
+
+The masks of a context lie in a context variable, as scopes do: asyncio tasks inherit those of their creator
+and change only their own; threads start without any. So tasks and threads that use the same names never take
+each other's masks, and an export elsewhere takes none away.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .frame import Masked
+
+    Own = Mapping[tuple[object, str], Masked | None]
+
+NAMES_AT_MOST: Final = 1 << 10  # of a context, the newest half stays: names made up anew must not pile up
+_OWN: ContextVar[Own] = ContextVar("areal_metrics_masks", default={})  # noqa: B039 (never mutated)
+
+
+def bound(recorder: object, name: str, otherwise: Masked | None) -> Masked | None:
+    """Return the mask this context registered last under a full name; `otherwise` where it registered none.
+
+    None: the last one it would register was refused.
+    """
+    return _OWN.get().get((recorder, name), otherwise)
+
+
+def names(recorder: object) -> set[str]:
+    """Return the full names under which this context has masks of a recorder."""
+    return {name for (owner, name), masked in _OWN.get().items() if owner is recorder and masked is not None}
+
+
+def bind(recorder: object, masks: Iterable[tuple[str, Masked | None]]) -> None:
+    """Let the stats of this context bind to masks; None: to nothing, for a mask was refused."""
+    own = dict(_OWN.get())
+    for name, masked in masks:
+        own.pop((recorder, name), None)  # the newest lie at the end
+        own[recorder, name] = masked
+    if len(own) > NAMES_AT_MOST:
+        own = dict(islice(own.items(), len(own) - NAMES_AT_MOST // 2, None))
+    _OWN.set(own)
+
+
+def release(recorder: object) -> None:
+    """Let no stat of this context bind to what it registered with a recorder so far."""
+    if own := _OWN.get():
+        _OWN.set({key: masked for key, masked in own.items() if key[0] is not recorder})
+
+
+def begin_anew() -> None:
+    """In a forked child: the masks are in the parent's log."""
+    _OWN.set({})

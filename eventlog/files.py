@@ -1,0 +1,31 @@
+"""Opening the files of a run to read: what others put there under their names is never waited for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def open_file(path: Path) -> int:
+    """Return a descriptor to read from; OSError, at once, also where a pipe, a device or a folder lies there."""
+    fd = os.open(path, _FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_file(path: Path) -> bytes:
+    """Return what is in a file; OSError as `open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
