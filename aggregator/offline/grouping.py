@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ class Asked:
         return not _OF_PROCESS.isdisjoint(self.by)
 
 
-def checked_by(by: str | Sequence[str]) -> tuple[str, ...]:
+def checked_by(by: Any) -> tuple[str, ...]:
     """Return what to group by, each once; QueryError unless it is a name or several."""
     listed = [by] if isinstance(by, str) else by
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
@@ -70,7 +70,7 @@ def checked_by(by: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(listed))
 
 
-def checked_bound(name: str, step: int | None) -> int | None:
+def checked_bound(name: str, step: Any) -> int | None:
     """Return a bound; QueryError unless it is a step, or none."""
     if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer)):
         raise errors.QueryError(f"expected {name} to be a step, got {step!r}")

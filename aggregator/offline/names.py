@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
 from eventlog import errors
 
@@ -17,7 +17,8 @@ def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[st
 
     QueryError, naming what is near, for a key that names none.
     """
-    listed = [keys] if isinstance(keys, str) else list(keys) if isinstance(keys, Iterable) else [keys]
+    given: Any = keys
+    listed: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if odd := [key for key in listed if not isinstance(key, str)]:
         raise errors.QueryError(f"expected a {what}, got {odd[0]!r}")
     names = dict.fromkeys(known)

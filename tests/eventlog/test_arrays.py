@@ -78,7 +78,7 @@ def test_integers_beyond_float64_are_refused():
             arrays.as_scalar(number, "k")
 
 
-@pytest.mark.parametrize("number", [2**63, 10**5000, Fraction(10**400)])
+@pytest.mark.parametrize("number", [2**63, 10**5000, Fraction(10**400)], ids=["int64", "int", "fraction"])
 def test_increments_beyond_int64_are_refused(number):
     """A counter's increment that int64 cannot hold is refused, however large, naming the key."""
     with pytest.raises(RecordingError, match="fits .* for .*'k'"):

@@ -98,7 +98,7 @@ def test_the_body_of_an_async_generator_is_inside_the_scope_and_its_consumer_is_
     @inside(recorder)
     async def body(n):
         try:
-            for i in range(n):
+            for _ in range(n):
                 await asyncio.sleep(0)
                 got = yield recorder.full_key("x")
                 seen.append(got)

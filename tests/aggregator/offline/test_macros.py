@@ -194,7 +194,9 @@ def test_null_is_not_nan(run):
 def test_a_mask_has_no_values(trained, call):
     """What reads values refuses a mask, and says what to ask instead."""
     session, _ = trained
-    with pytest.raises(errors.QueryError, match=r"^expected a key with values, got the mask 'm': see by_rank"):
+    with pytest.raises(
+        errors.QueryError, match=r"^expected a key with values, got the mask 'm': see by_rank"
+    ):
         session.sql(f"from {call}")
 
 
