@@ -274,7 +274,7 @@ def test_what_is_no_number_is_refused(stats, value):
     stats = {
         key: value if number == 0 and isinstance(number, int) else number for key, number in stats.items()
     }
-    with pytest.raises(errors.MergeError, match="expected a number for 'r(__count)?', got"):
+    with pytest.raises(errors.MergeError, match=r"expected a number for 'r(__count)?', got"):
         merge_worker_stats([stats])
     export_of = export(r=(SCALAR, of(1)))
     export_of["r"] = value
@@ -294,7 +294,7 @@ def test_what_is_no_list_of_dicts_is_refused(exports):
 
 
 def test_numbers_of_arrays_are_numbers():
-    """numpy's integers stay exact, one-element tensors are what they hold."""
+    """Integers of numpy stay exact, one-element tensors are what they hold."""
     stats = {"n": np.int64(2**60 + 1), "r": torch.tensor(1.5), "r__count": np.int64(2), "low": -(2**63)}
     merged = merge_worker_stats([stats], sum_keys=["n", "low"])
     assert {"n": 2**60 + 1, "r": 1.5, "r__count": 2, "low": -(2**63)} == merged
@@ -314,25 +314,28 @@ def test_counts_beyond_int64_are_refused(count):
         merge_worker_stats([{"r": 1.0, "r__count": count}, {"r": 1.0, "r__count": count}])
 
 
-SCALAR_ROW = '"scalar", "scalar", null, "shards", 1, 2, 0, 0, 0, 0, 0, 0'
+def of_json(*rest, key="a", count=2):
+    """Return the JSON of an export of one scalar, but for the last word of its moments."""
+    row = [key, "scalar", "scalar", None, "shards", 1, count, 0, 0, 0, 0, 0, 0, *rest]
+    return json.dumps({"keys": [row], "numbers": {}})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 100_000, "expected an export as JSON, got"),
-        ('{"keys": [["a", %s, 99999999999999999999]], "numbers": {}}' % SCALAR_ROW, "of key 'a': "),
-        ('{"keys": [["a", %s, null]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected integers"),
-        ('{"keys": [["a", %s, 0.5]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected integers"),
-        ('{"keys": [["a", %s]], "numbers": {}}' % SCALAR_ROW, "of key 'a': expected 9 words"),
-        ('{"keys": [[5, %s, 0]], "numbers": {}}' % SCALAR_ROW, "of key 5: expected keys"),
+        (of_json(10**20), "of key 'a': "),
+        (of_json(None), "of key 'a': expected integers"),
+        (of_json(0.5), "of key 'a': expected integers"),
+        (of_json(), "of key 'a': expected 9 words"),
+        (of_json(0, key=5), "of key 5: expected keys"),
         (
-            '{"keys": [["a", %s, 0]], "numbers": {}}' % SCALAR_ROW.replace("2", "-2"),
+            of_json(0, count=-2),
             "of key 'a': .*0 or more",
         ),
-        ('{"keys": [["a", %s, 0, [0.5], [-5], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': .*below 0"),
-        ('{"keys": [["a", %s, 0, [0.5], [9999], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': "),
-        ('{"keys": [["a", %s, 0, [7], [5], [3]]], "numbers": {}}' % SCALAR_ROW, "of key 'a': .*from 0 to 1"),
+        (of_json(0, [0.5], [-5], [3]), "of key 'a': .*below 0"),
+        (of_json(0, [0.5], [9999], [3]), "of key 'a': "),
+        (of_json(0, [7], [5], [3]), "of key 'a': .*from 0 to 1"),
         ('{"keys": [], "numbers": {"a": null}}', "no number of key 'a': None"),
         ('{"keys": [], "numbers": {"a": "1.5"}}', "no number of key 'a': '1.5'"),
         ('{"keys": [], "numbers": {"a": []}}', "no number of key 'a'"),

@@ -81,12 +81,12 @@ def test_integers_beyond_float64_are_refused():
 @pytest.mark.parametrize("number", [2**63, 10**5000, Fraction(10**400)], ids=["int64", "int", "fraction"])
 def test_increments_beyond_int64_are_refused(number):
     """A counter's increment that int64 cannot hold is refused, however large, naming the key."""
-    with pytest.raises(RecordingError, match="fits .* for .*'k'"):
+    with pytest.raises(RecordingError, match=r"fits .* for .*'k'"):
         arrays.as_increment(number, "k")
 
 
 def test_a_matrix_is_an_array():
-    """numpy's matrix is taken as what it holds, as mask and as values."""
+    """A matrix of numpy is taken as what it holds, as mask and as values."""
     matrix = np.arange(3.0)[None].view(np.matrix)  # numpy warns where one is made
     values, _ = arrays.as_values(matrix, "k", (1, 3))
     row = np.empty(2)

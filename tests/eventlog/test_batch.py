@@ -146,10 +146,7 @@ def test_a_mask_without_dimensions_is_one_sequence():
     assert Batch.read().selected(np.array([1], np.uint8), ()) is None
 
 
-@pytest.mark.parametrize("bounds", [np.array([0, 2**64 - 1], np.uint64), [0, 2**63]])
-def test_bounds_beyond_int64_are_refused(bounds):
+def test_bounds_beyond_int64_are_refused():
     """Running totals that int64 cannot hold are refused as any other wrong ones."""
-    with pytest.raises(
-        RecordingError, match=r"expected cu_seqlens .*, got (ndarray|list), which cannot be read|got uint64"
-    ):
-        Batch.read(cu_seqlens=bounds)
+    with pytest.raises(RecordingError, match=r"expected cu_seqlens .*, got ndarray, which cannot be read"):
+        Batch.read(cu_seqlens=np.array([0, 2**64 - 1], np.uint64))

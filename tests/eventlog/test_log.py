@@ -202,6 +202,13 @@ def test_one_log_per_process(tmp_path):
         ({"rank": -1}, RecordingError, "expected rank of 0 or more, got -1"),
         ({"rank": "0"}, RecordingError, r"expected rank \(an integer\), got str '0'"),
         ({"rank": 0, "world_size": -2}, RecordingError, "expected world_size of 0 or more, got -2"),
+        ({"rank": 2**70}, LogError, "expected a rank of 0 to 999999999, got 1180591620717411303424"),
+        ({"rank": 2, "world_size": 2}, LogError, "expected rank from 0 to below world_size 2, got 2"),
+        ({"rank": 0, "world_size": 0}, LogError, "expected world_size of 1 to 999999999, got 0"),
+        ({"attempt": 10**9}, LogError, "expected an attempt of 0 to 999999999, got 1000000000"),
+        ({"role": None}, LogError, "expected a role of letters, .*, got None"),
+        ({"role": 5}, LogError, "expected a role of letters, .*, got 5"),
+        ({"payload": None}, LogError, "expected payload to be full, sample, sample:N or off, got 'None'"),
         ({"payload_budget": 0}, LogError, "expected a payload budget in bytes of 1 or more.*got 0"),
         ({"payload_budget": "5 apples"}, LogError, "with a unit such as '2GB', got '5 apples'"),
         ({"payload": "some"}, LogError, "expected payload to be full, sample, sample:N or off, got 'some'"),
@@ -217,6 +224,57 @@ def test_bad_options_are_refused(tmp_path, options, error, message):
     with pytest.raises(error, match=message):
         eventlog.start(tmp_path / "new", **options)
     assert eventlog.current() is None
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("path", ["", None, 5, b"run", "a\0b"])
+def test_what_is_no_path_is_refused(path):
+    """A run directory is a path as text."""
+    with pytest.raises(LogError, match="expected a run directory, got "):
+        eventlog.start(path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "got"),
+    [
+        ({"DIR": "/proc/nothing"}, "RunDirectoryError expected a directory to write to, got"),
+        ({"ROLE": "../x"}, "LogError expected a role of letters"),
+        ({"RANK": "x"}, "LogError expected AREAL_METRICS_RANK to be an integer, got 'x'"),
+        ({"PAYLOAD": "some"}, "LogError expected payload to be full"),
+        ({"DISABLED": "perhaps"}, "LogError expected AREAL_METRICS_DISABLED to be 1, true, yes or on, or 0"),
+    ],
+)
+def test_an_environment_that_starts_nothing_is_told_by_every_record(tmp_path, variables, got):
+    """Nobody trains for days without the log that was asked for; ON_MISTAKE=warn warns once and goes on."""
+    env = {f"AREAL_METRICS_{name}": value for name, value in {"DIR": str(tmp_path), **variables}.items()}
+    code = """
+        import warnings
+        from aggregator import stats_tracker
+        for value in range(3):
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    stats_tracker.scalar(x=value)
+                print("recorded", *(one.message for one in caught))
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    told = run_python(code, env).splitlines()
+    assert [True] * 3 == [line.startswith(got) for line in told]
+    told = run_python(code, {**env, "AREAL_METRICS_ON_MISTAKE": "warn"}).splitlines()
+    assert got.partition(" ")[2] in told[0]
+    assert told[0].startswith("recorded nothing is logged: ")
+    assert ["recorded", "recorded"] == told[1:]
+
+
+@pytest.mark.parametrize(
+    ("word", "off"),
+    [("1", True), ("true", True), ("YES", True), ("on", True), ("0", False), ("False", False), ("no", False)],
+)
+def test_the_log_is_turned_off_by_words_that_say_so(tmp_path, word, off):
+    """AREAL_METRICS_DISABLED is a switch, whatever way it is written."""
+    env = {"AREAL_METRICS_DIR": str(tmp_path), "AREAL_METRICS_DISABLED": word}
+    assert f"{off}\n" == run_python("import eventlog; print(eventlog.current() is None)", env)
 
 
 def test_resume_never_refuses_an_earlier_attempt(tmp_path):

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import eventlog
 from eventlog import RunDir, RunReader
+from eventlog.errors import LogError
+from eventlog.writer import Writer
+from tests.storage import producer
 
 PRELUDE = """
 import atexit, multiprocessing, os, signal, sys, threading, time
@@ -193,12 +197,10 @@ def test_secrets_are_not_written(tmp_path):
 @pytest.mark.parametrize("name", ["../up", "a/b", "/etc", "..", ".", "", "a\0b", "x" * 200, "-x", "a..b"])
 def test_names_that_would_leave_the_root_are_refused(tmp_path, name):
     """A role is part of a folder's name: what would not be one is refused, and nothing is made outside."""
-    from eventlog.errors import LogError
-    from eventlog.options import Options, open_run, this_process
-    from eventlog.writer import Writer
-
-    options = Options(str(tmp_path / "run"), name)
-    opened = open_run(options)
     with pytest.raises(LogError, match="expected a role of letters, digits"):
-        Writer(opened, this_process(options, opened))
+        eventlog.start(tmp_path / "run", name)
+    opened = RunDir.create(tmp_path / "run")
+    for nobody in (producer(opened, role=name), producer(opened, rank=-1), producer(opened, rank=10**9)):
+        with pytest.raises(LogError, match="expected a r(ole|ank) of"):
+            Writer(opened, nobody)
     assert ["run", "run/run.json"] == sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
