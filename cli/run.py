@@ -68,7 +68,7 @@ def run(
 
 
 def _environment(log_dir: Path | None, role: str | None) -> dict[str, str]:
-    """Return the environment of the command; raises for a log directory or role that cannot be used."""
+    """Return the environment of the command; raises for what cannot be used."""
     environment = dict(os.environ)
     before = environment.get("PYTHONPATH")
     if not before:
@@ -76,14 +76,22 @@ def _environment(log_dir: Path | None, role: str | None) -> dict[str, str]:
     elif str(_SHIM) not in before.split(os.pathsep):
         environment["PYTHONPATH"] = f"{_SHIM}{os.pathsep}{before}"
     if role is not None:
-        environment["AREAL_METRICS_ROLE"] = role
+        environment["AREAL_METRICS_ROLE"] = _checked(role)
     if log_dir is not None:
         from eventlog import RunDir
 
         made = RunDir.create(log_dir.absolute())
-        made.segments_of(role or "main", 0)  # refuses a role that cannot be part of a file name
         environment["AREAL_METRICS_DIR"] = str(made.path)
     return environment
+
+
+def _checked(role: str) -> str:
+    from eventlog import ArealMetricsError, check_role
+
+    try:
+        return check_role(role)
+    except ArealMetricsError as error:
+        raise typer.BadParameter(str(error), param_hint="--role") from None
 
 
 def _as_started() -> None:

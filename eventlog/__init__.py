@@ -22,7 +22,7 @@ from .reader import Block, RunReader, SessionState
 from .recorder import Drained, Recorder, drain, set_step
 from .recovery import FileReport, Recovery, SalvageReport, Verification, recover, verify
 from .reduction import Kind, ReduceType, Spread
-from .rundir import Attempt, Problem, Producer, RunDir
+from .rundir import Attempt, Problem, Producer, RunDir, check_role
 from .schema import IndexRecord
 from .scope import scoped
 from .segment import Loss, Pruned
@@ -60,6 +60,7 @@ __all__ = [
     "as_output",
     "as_spread",
     "as_step",
+    "check_role",
     "current",
     "drain",
     "errors",

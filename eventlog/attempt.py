@@ -59,6 +59,8 @@ def attempt_of(path: Path, claim: dict[str, Any]) -> Attempt:
         if type(value) is not kind or (kind is int and not 0 <= value <= _RANGES[name]):
             most = f" of 0 to {_RANGES[name]}" if kind is int else ""
             raise ManifestError(f"expected {name} to be {kind.__name__}{most}, got {value!r:.100}: {path}")
+        if kind is str and re.search(r"[\ud800-\udfff]", value):
+            raise ManifestError(f"expected {name} to be text, got {value!r:.100}: {path}")
         said[name] = value
     return Attempt(number, **said)
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 _code: Any = None  # of the exit that the interpreter took
 _exits = 0  # an exit that came before the last one, or before the program went on, says nothing
-_newest: Callable[[], _Mark | None] = lambda: None  # the last one, while something holds on to it
+_newest: weakref.ref[_Mark] | None = None  # the mark of the last one, while something holds on to it
 _Exit = type(sys.exit)
 _MARK = "_areal_metrics_mark"
+_frame: Callable[[], Any] = sys._getframe  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 class _Mark:
@@ -34,7 +35,7 @@ class _Mark:
         self.code = code
         self.number = _exits
 
-    def __del__(self, frame: Callable[[], Any] = sys._getframe) -> None:  # noqa: SLF001 - the only way to ask
+    def __del__(self, frame: Callable[[], Any] = _frame) -> None:  # a default: it stays to the very end
         global _code
         if self.number == _exits and frame().f_back is None:
             _code = self.code
@@ -55,7 +56,7 @@ def watch(drain: Callable[[], None]) -> None:
 def forget_exit() -> None:
     """Take back that there was an exit: somebody caught it, for the program went on."""
     global _code, _exits, _newest
-    _code, _exits, _newest = None, _exits + 1, lambda: None
+    _code, _exits, _newest = None, _exits + 1, None
 
 
 def _noted(leave: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +82,6 @@ def outcome() -> tuple[str, str]:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is not None and not isinstance(error, SystemExit):
         return "exception", f"{type(error).__name__}: {error}"[:500]
-    mark = _newest()
+    mark = _newest and _newest()
     code = error.code if error is not None else mark.code if mark is not None else _code
     return ("finished", "") if code in (None, 0, False) else ("exception", f"SystemExit: {code}"[:500])

@@ -14,15 +14,12 @@ _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOE
 
 
 def open_file(path: Path) -> int:
-    """Return a descriptor to read from; OSError, at once, also where a pipe, a device or a folder lies there."""
+    """Return a descriptor to read from; OSError, at once, also for a pipe, a device or a folder."""
     fd = os.open(path, _FLAGS)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
 
 def read_file(path: Path) -> bytes:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from .arrays import as_int
-from .budget import as_bytes
 from .attempt import LARGEST_NUMBER
+from .budget import as_bytes
 from .errors import LogError
 from .rundir import Producer, RunDir, check_number, check_role
 from .sampling import size_of

@@ -13,19 +13,29 @@ _DEEPEST: Final = 50
 
 # Words of a name. "token" alone would hit pad_token and eos_token, which are no secrets: see _HARMLESS.
 _SECRET_NAME: Final = re.compile(
-    r"(?:api|access|private|secret|signing|encryption|account|ssh)_?key(?:_?id)?$"
-    r"|(?:^|_)(?:token|secret|secrets|password|passwd|passphrase|pwd|credential|credentials|authorization|cookie)$"
+    r"(?:api|access|private|secret|signing|encryption|account|ssh)_?keys?(?:_?ids?)?$"
+    r"|(?:^|_)(?:wandb|swanlab|openai|anthropic|gemini|google|azure|aws|s3|oss|hf|hub|huggingface|github|gitlab|slack"
+    r"|sentry|comet|neptune|mlflow|clearml|deepseek|dashscope|moonshot|mistral|cohere|groq|together|serper|tavily"
+    r"|auth|master|license|webhook)_keys?$"
+    r"|(?:^|_)(?:token|secret|secrets|pass|password|passwords|passwd|passphrase|pwd|credential|credentials|auth"
+    r"|authorization|cookie|cookies)$"
     r"|(?:^|_)(?:apikey|bearer)$"
 )
 _HARMLESS: Final = re.compile(
     r"(?:^|_)(?:eos|bos|pad|unk|sep|cls|mask|stop|start|end|think|image|video|audio|special|chat|tool|next|new|per"
     r"|cost|first|last|max|min|num|n)_token$"
+    r"|(?:^|_)(?:first|second|last|forward|backward|one|two|single|multi|full|per|each|num|n|max|min)_pass$"
+)
+# Several of them, which may as well be counted: only text is one.
+_SECRET_TEXTS: Final = re.compile(
+    r"^tokens$|^(?:\w+_)?(?:api|access|auth|hf|hub|user|refresh|bearer|secret)_tokens$"
 )
 _SECRET_VALUE: Final = re.compile(
     r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"
     r"|\bhf_[A-Za-z0-9]{16,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{16,}"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
+    r"|(?<=hooks\.slack\.com/)[A-Za-z0-9_/-]+|(?<=/api/webhooks/)[A-Za-z0-9_/-]+"
     r"|\bxox[abeprs]-[A-Za-z0-9-]{10,}"
     r"|\bwandb_v\d_[A-Za-z0-9_]{16,}|\blocal-[0-9a-f]{40}\b"
     r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
@@ -34,7 +44,10 @@ _SECRET_VALUE: Final = re.compile(
     r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
 _ASSIGNMENT: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\s*=\s*|:\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>[\"']?(?:\s*=\s*|:\s+))(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+)
+_OPTION: Final = re.compile(
+    r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s-]\S*)"
 )
 
 
@@ -50,11 +63,20 @@ def redact_sensitive_config(config: Any) -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is taken as a secret."""
+    """Whether a value under this name is taken as a secret; of `tokens` and the like, a text."""
+    snake = _snake(name)
+    if _HARMLESS.search(snake):
+        return False
+    return bool(_SECRET_NAME.search(snake) or _SECRET_TEXTS.search(snake))
+
+
+def _snake(name: str) -> str:
+    """Return a name in lower case with "_" between its words, without a number behind them (but pass_1)."""
     snake = (
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").replace(".", "_").lower().strip("_")
     )
-    return bool(_SECRET_NAME.search(snake)) and not _HARMLESS.search(snake)
+    plain = re.sub(r"_?\d+$", "", snake)
+    return snake if plain.endswith("pass") else plain
 
 
 def _redact(value: Any, depth: int) -> Any:
@@ -87,6 +109,9 @@ def _redact_named(name: str, value: Any, depth: int) -> Any:
     # Numbers and switches are no secrets ("token: 4096"), except a password of digits.
     if not is_secret_name(name) or value is None or isinstance(value, bool):
         return _redact(value, depth)
+    if _SECRET_TEXTS.search(_snake(name)) and not isinstance(value, str):
+        texts = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+        return [REDACTED] * len(value) if texts else _redact(value, depth)
     if isinstance(value, (int, float)) and not re.search(r"pass|pwd|secret", name, re.IGNORECASE):
         return value
     return REDACTED if value not in ("", [], {}) else value
@@ -104,9 +129,11 @@ def _redact_list(values: list[Any], depth: int) -> list[Any]:
 
 def _redact_text(text: str) -> str:
     text = _SECRET_VALUE.sub(REDACTED, text)
-    return _ASSIGNMENT.sub(_redact_assignment, text)
+    return _OPTION.sub(_redact_assignment, _ASSIGNMENT.sub(_redact_assignment, text))
 
 
 def _redact_assignment(match: re.Match[str]) -> str:
-    secret = is_secret_name(match["name"])
-    return f"{match['name']}{match['sign']}{REDACTED}" if secret else match[0]
+    name, value = match["name"], match["value"]
+    counted = _SECRET_TEXTS.search(_snake(name)) and re.fullmatch(r"[\d_.,e+-]+", value)
+    secret = is_secret_name(name) and not counted and value != REDACTED
+    return f"{name}{match['sign']}{REDACTED}" if secret else match[0]

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -230,13 +230,12 @@ class RunDir:
     def attempts(self) -> list[Attempt]:
         """Return every readable attempt in order; the others become problems."""
         found: list[Attempt] = []
-        for number in self._attempt_numbers():
-            path = self._attempt_path(number)
+        for path in self._attempt_files():
             try:
                 found.append(attempt_of(path, read_json(path)))
             except ManifestError as error:
                 self.found.add(Problem(path, str(error).rsplit(": ", 1)[0]))
-        return found
+        return sorted(found, key=lambda attempt: attempt.number)
 
     def newest_attempt(self) -> int | None:
         """Return the highest claimed number; one look at the directory."""
@@ -282,12 +281,16 @@ class RunDir:
     def _attempt_path(self, number: int) -> Path:
         return self.path / "attempts" / f"{number:04d}.json"
 
-    def _attempt_numbers(self) -> list[int]:
+    def _attempt_files(self) -> list[Path]:
         try:
-            entries = list((self.path / "attempts").iterdir())
+            entries = sorted((self.path / "attempts").iterdir())
         except OSError:
             return []
-        return sorted(number for entry in entries if (number := number_of(entry.name)) is not None)
+        return [path for path in entries if path.suffix == ".json" and not path.name.startswith(".")]
+
+    def _attempt_numbers(self) -> list[int]:
+        numbers = (number_of(path.name) for path in self._attempt_files())
+        return [number for number in numbers if number is not None]
 
     # Segments
 

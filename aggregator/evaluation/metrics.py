@@ -271,7 +271,7 @@ def token_entropies(logits: Any, mask: Any = None) -> Floats:
     shape = tuple(rows.shape)
     rows = rows.reshape(-1, shape[-1])
     if mask is not None:
-        rows = rows[_indices(mask, shape[:-1], rows)]
+        rows = rows[_checked(mask, shape[:-1])]
     step = max(1, _CHUNK // max(1, shape[-1]))
     entropies = [_entropies(rows[first : first + step]) for first in range(0, rows.shape[0], step)]
     return np.concatenate(entropies) if entropies else np.empty(0)
@@ -327,16 +327,6 @@ def _variance(values: Floats) -> float:
 def _selected(array: Any, mask: Any) -> Floats:
     values = _host(array)
     return values.reshape(-1) if mask is None else values.reshape(-1)[_checked(mask, values.shape)]
-
-
-def _indices(mask: Any, shape: tuple[int, ...], rows: Any) -> Any:
-    """Return a mask as what indexes `rows`, be that an array or a tensor."""
-    chosen = _checked(mask, shape)
-    if isinstance(rows, np.ndarray):
-        return chosen
-    import torch
-
-    return torch.from_numpy(chosen).to(rows.device)
 
 
 def _checked(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:

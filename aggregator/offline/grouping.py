@@ -74,7 +74,7 @@ def checked_bound(name: str, step: Any) -> int | None:
     """Return a bound; QueryError unless it is a step, or none."""
     if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer)):
         raise errors.QueryError(f"expected {name} to be a step, got {step!r}")
-    return step
+    return None if step is None else int(step)
 
 
 @dataclass(frozen=True, slots=True)

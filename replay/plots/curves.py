@@ -144,8 +144,10 @@ def _read_out(axis: Axes, lines: Sequence[_Line]) -> None:
     if told:
         text = "\n".join([f"relative to {canvas.short(lines[0].run or '', 30)}:", *told])
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
-        where = {"transform": axis.transAxes, "ha": "right", "va": "bottom", "fontsize": 8, "bbox": box}
-        axis.text(0.99, 0.02, text, parse_math=False, **where)
+        axis.text(
+            0.99, 0.02, text, transform=axis.transAxes, ha="right", va="bottom", fontsize=8, bbox=box,
+            parse_math=False,
+        )  # fmt: skip
 
 
 def _members_joined(lines: Sequence[_Line]) -> list[_Line]:

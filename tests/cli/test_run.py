@@ -266,9 +266,10 @@ def test_refuses_where_it_cannot_record(ask, tmp_path):
     answer = ask("run", "--log-dir", tmp_path, "--", "true")
     assert 1 == answer.code
     assert f"expected a run or an empty directory, got 'notes.txt' in it: {tmp_path}" in answer.err
-    answer = ask("run", "--log-dir", tmp_path / "b", "--role", "a/b", "--", "true")
-    assert 1 == answer.code
-    assert "expected a role of letters" in answer.err
+    for where in ([], ["--log-dir", tmp_path / "b"]):
+        answer = ask("run", *where, "--role", "../x", "--", "true")
+        assert (2, True) == (answer.code, "expected a role of letters" in answer.err)
+    assert not (tmp_path / "b").exists()
 
 
 def test_commands_that_cannot_be_run(ask, tmp_path):

@@ -76,7 +76,11 @@ def values(tmp_path):
         ("main()\ntry:\n  sys.exit(3)\nexcept SystemExit: pass", 0, "finished"),
         ("main()\ntry:\n  exit(3)\nexcept SystemExit: pass", 0, "finished"),
         ("main()\ntry:\n  sys.exit(3)\nfinally: pass", 3, "exception: SystemExit: 3"),
-        ("main()\ntry:\n  sys.exit(3)\nexcept SystemExit as e: kept = e; raise", 3, "exception: SystemExit: 3"),
+        (
+            "main()\ntry:\n  sys.exit(3)\nexcept SystemExit as e: kept = e; raise",
+            3,
+            "exception: SystemExit: 3",
+        ),
         ("main()\ntry:\n  sys.exit(3)\nexcept SystemExit: sys.exit(5)", 5, "exception: SystemExit: 5"),
         ("main()\ntry:\n  sys.exit(3)\nexcept SystemExit: sys.exit(0)", 0, "finished"),
         ("main(); raise SystemExit(3)", 3, "finished"),  # nothing tells
@@ -201,6 +205,6 @@ def test_names_that_would_leave_the_root_are_refused(tmp_path, name):
         eventlog.start(tmp_path / "run", name)
     opened = RunDir.create(tmp_path / "run")
     for nobody in (producer(opened, role=name), producer(opened, rank=-1), producer(opened, rank=10**9)):
-        with pytest.raises(LogError, match="expected a r(ole|ank) of"):
+        with pytest.raises(LogError, match=r"expected a r(ole|ank) of"):
             Writer(opened, nobody)
     assert ["run", "run/run.json"] == sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))

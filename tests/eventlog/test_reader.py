@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from eventlog import follow, recover, verify
 from eventlog.errors import FormatVersionError, NotARunError
 from eventlog.manifest import write_json
 from eventlog.message import serialize
@@ -355,6 +356,52 @@ def test_a_missing_segment_is_reported(tmp_path):
     assert [f"is missing: {after.data}"] == [str(problem) for problem in told.problems]
     (state,) = told.states
     assert (missing, set(told.windows())) == (state.incomplete, state.complete)
+
+
+def test_a_segment_of_a_far_number_is_one_problem(ten):
+    """However many segments seem to be missing, what is there is read and checked at once."""
+    run = RunDir.open(ten)
+    (file,) = run.segments(Stream.RECORDS)
+    far = replace(file, number=999_999_999)
+    for old, new in ((file.data, far.data), (file.index, far.index)):
+        shutil.copy(old, new)
+    told = tell(ten)
+    assert list(range(10)) == told.windows()
+    first, last = replace(file, number=1).data, replace(file, number=999_999_998).data.name
+    expected = [
+        f"is missing, as are those after it up to {last}: {first}",
+        f"is of segment 0 of stream 1: {far.index}",
+    ]
+    assert sorted(expected) == sorted(str(problem) for problem in told.problems)
+    assert not verify(ten).clean
+    saved = ten.with_name("saved")
+    (left,) = [file for file in recover(ten, saved).files if file.discarded]
+    assert ("its number is 999999999, expected 1", True) == (
+        left.reasons[0].partition(":")[0],
+        verify(saved).clean,
+    )
+
+
+@pytest.mark.parametrize("made", ["pipe", "folder", "device"])
+@pytest.mark.parametrize("ending", ["arrows", "idx", "json"])
+def test_what_is_no_file_is_reported_and_not_waited_for(ten, made, ending):
+    """A pipe, a folder or a device under the name of a run's file costs that file."""
+    pattern = "events/*/*.records.0000." if ending != "json" else "run."
+    (path,) = ten.glob(f"{pattern}{ending}")
+    path.unlink()
+    if made == "pipe":
+        os.mkfifo(path)
+    elif made == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    told = tell(ten)
+    assert path in {problem.path for problem in told.problems}
+    assert any("Not a regular file" in problem.reason for problem in told.problems)
+    assert (list(range(10)) if ending == "json" else []) == told.windows()
+    assert not verify(ten).clean
+    recover(ten, ten.with_name("saved"))
+    assert 10 == len(list(follow(ten, timeout=0.01)))
 
 
 def test_a_damaged_schema_message_costs_no_frame(ten):

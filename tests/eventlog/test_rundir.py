@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventlog import recover, verify
 from eventlog.errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from eventlog.manifest import create_json, read_json, write_json
 from eventlog.rundir import RunDir
 from eventlog.schema import Stream
-from tests.storage import flip, producer, write_run
+from tests.storage import flip, producer, tell, write_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -277,6 +279,62 @@ def test_an_unreadable_attempt_is_a_problem_and_keeps_its_number(tmp_path):
     assert 3 == run.claim_attempt({})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"started_us": "x"}, {"started_us": 2**70}, {"ended_us": -1}, {"resume_step": 1.5}, {"rank": True},
+        {"resume_step": 2**63}, {"outcome": 5}, {"config": "text"}, {"host": ["a"]}, {"pid": {}},
+        {"session": "\ud800"},
+    ],
+)  # fmt: skip
+def test_an_attempt_that_says_what_cannot_be_is_a_problem(tmp_path, wrong):
+    """A right checksum does not make a claim right: it is unreadable, and everything else is read."""
+    run, saved = write_run(tmp_path / "run", 1), tmp_path / "saved"
+    for _ in range(2):
+        run.claim_attempt({})
+    path = run.path / "attempts" / "0001.json"
+    write_json(path, {**read_json(path), **wrong})
+    assert [0] == [attempt.number for attempt in run.attempts()]
+    (problem,) = run.problems
+    assert (path, True) == (problem.path, problem.reason.startswith(f"expected {next(iter(wrong))} to be "))
+    assert [str(problem)] == [one for file in verify(run.path).files for one in file.problems]
+    recover(run.path, saved)
+    assert verify(saved).clean
+
+
+def test_an_attempt_is_named_by_nine_digits_at_most(tmp_path):
+    """A number that no reader would find is not claimed; a file under another name is reported."""
+    run = RunDir.create(tmp_path)
+    with pytest.raises(LogError, match="expected an attempt of 0 to 999999999, got 1000000000"):
+        run.claim_attempt({}, 10**9)
+    assert 10**9 - 1 == run.claim_attempt({}, 10**9 - 1)
+    with pytest.raises(LogError, match="expected an attempt of 0 to 999999999, got 1000000000"):
+        run.claim_attempt({})
+    (tmp_path / "attempts" / "9999999999.json").write_bytes(b"{}")
+    assert [10**9 - 1] == [attempt.number for attempt in run.attempts()]
+    assert ["9999999999.json"] == [problem.path.name for problem in run.problems]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"format": [0, 1]}, r"expected a format version of 1\.0 or above, got \[0, 1\]"),
+        ({"format": [True]}, r"expected a format version such as \[1, 0\], got \[True\]"),
+        ({"format": [1, "x"]}, "expected a format version such as"),
+        ({"format": None}, "expected a format version such as .*, got None"),
+        ({"id": {"a": 1}}, "expected the id of a run, got {'a': 1}"),
+        ({"id": ""}, "expected the id of a run, got ''"),
+        ({"created_us": "now"}, "expected created_us in microseconds, got 'now'"),
+    ],
+)
+def test_a_manifest_that_says_what_cannot_be_is_refused(tmp_path, wrong, message):
+    """A right checksum does not make run.json right."""
+    RunDir.create(tmp_path)
+    write_json(tmp_path / "run.json", {**read_json(tmp_path / "run.json"), **wrong})
+    with pytest.raises(ManifestError, match=message):
+        RunDir.open(tmp_path)
+
+
 def test_an_attempt_of_a_newer_minor_version_is_read(tmp_path):
     """Fields this version does not know are ignored, those it misses have defaults."""
     run = RunDir.create(tmp_path)
@@ -343,6 +401,20 @@ def test_foreign_names_are_reported_and_others_ignored(tmp_path):
     assert {"copy of records.arrows": "is not named like a segment: not read"} == {
         name: reason for name, reason in told.items() if name != "README"
     }
+
+
+@pytest.mark.parametrize("name", ["Copy of actor-0", "actor-00", "actor-1234567890", "actor-٣", "actor"])
+def test_a_folder_no_producer_has_is_reported_and_left_alone(tmp_path, name):
+    """A folder somebody copied costs nothing but its own files, in reading, checking and saving alike."""
+    run = write_run(tmp_path / "run", 2)
+    shutil.copytree(run.path / "events" / "actor-0", run.path / "events" / name)
+    copied = sorted(path.name for path in (run.path / "events" / name).iterdir())
+    told = tell(run.path)
+    assert [0, 1] == told.windows()
+    assert copied == sorted(p.path.name for p in told.problems if p.path.parent.name == name)
+    assert len(copied) == sum(len(file.problems) for file in verify(run.path).files)
+    recover(run.path, tmp_path / "saved")
+    assert (verify(tmp_path / "saved").clean, [0, 1]) == (True, tell(tmp_path / "saved").windows())
 
 
 def test_a_manifest_is_plain_json(tmp_path):

@@ -53,7 +53,8 @@ def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
     "name",
     ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret",
      "password", "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken",
-     "Authorization", "passwd"],
+     "Authorization", "passwd", "db_pass", "DB_PASSWORD2", "auth", "wandb_key", "openai_key",
+     "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     """Names that mean a secret are recognised in every spelling."""
@@ -64,7 +65,9 @@ def test_names_of_secrets_are_known(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["n_tokens", "max_new_tokens", "tokenizer_path", "pad_token_id", "eos_token", "pad_token", "key", "keys",
-     "monkey", "primary_key", "passes", "secretary", "author", "token_budget", "api_key_file_count"],
+     "monkey", "primary_key", "passes", "secretary", "author", "token_budget", "api_key_file_count",
+     "token_level_loss", "keyboard", "pass_at_k", "pass_1", "pass@1", "bypass", "forward_pass", "stop_tokens",
+     "special_tokens", "eos_token_2", "num_tokens", "max_tokens", "sort_key", "oauth_flow", "authors"],
 )  # fmt: skip
 def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
     """A language model's config is full of tokens and keys that are no secrets."""
@@ -86,6 +89,14 @@ def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
         ("--hf-token=abc --lr=1e-3", f"--hf-token={REDACTED} --lr=1e-3"),
         ("d7c0e1a9b8f7e6d5c4b3a2918070605040302010", "d7c0e1a9b8f7e6d5c4b3a2918070605040302010"),
         ("lr=1e-3, tokens=4096", "lr=1e-3, tokens=4096"),
+        ("lr=1e-3 tokens=abc", f"lr=1e-3 tokens={REDACTED}"),
+        ("train --api-key abc --lr 1", f"train --api-key {REDACTED} --lr 1"),
+        ("--password 'a b' -x", f"--password {REDACTED} -x"),
+        ("--use-auth --lr 1 --tokens 4096", "--use-auth --lr 1 --tokens 4096"),
+        ('{"api_key": "abc", "lr": 1}', f'{{"api_key": {REDACTED}, "lr": 1}}'),
+        ("https://hooks.slack.com/services/T000/B000/abc", f"https://hooks.slack.com/{REDACTED}"),
+        ("https://discord.com/api/webhooks/12/abc", f"https://discord.com/api/webhooks/{REDACTED}"),
+        ("AIzaSyA0123456789012345678901234567890ab", REDACTED),
     ],
 )
 def test_text_that_looks_like_a_secret_is_replaced(text: str, expected: str) -> None:
@@ -106,6 +117,15 @@ def test_switches_and_sizes_under_a_secrets_name_stay() -> None:
     assert {"token": 4096, "use_token": True, "password": REDACTED, "api_key": "", "secret": None} == (
         redact_sensitive_config(config)
     )
+
+
+def test_of_several_tokens_only_texts_are_secrets() -> None:
+    """A number of tokens is configuration, a list of them as text is not."""
+    config = {"tokens": 4096, "api_tokens": ["a", "b"], "hf_tokens": "a", "user_tokens": {"train": 5}}
+    expected = {**config, "api_tokens": [REDACTED, REDACTED], "hf_tokens": REDACTED}
+    assert expected == redact_sensitive_config(config)
+    plain = {"token_level_loss": True, "use_auth": True, "pass_1": 0.5, "forward_pass": 2, "n_tokens": 3}
+    assert plain == redact_sensitive_config(plain)
 
 
 def test_whatever_it_gets_json_can_hold_the_result() -> None:
