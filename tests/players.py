@@ -64,7 +64,7 @@ def _play(rank: int, program: Program, folder: str) -> list[list[Answer]]:
     wire.GATHER_BYTES = 0 if program.summed else _GATHER_BYTES
     stats_tracker.TRACKERS.clear()
     stats_tracker.TRACKERS[""] = DistributedStatsTracker()
-    log = eventlog.start(folder, role="actor", rank=rank, world_size=len(program.ranks))
+    log = eventlog.start(folder, role="actor", rank=rank, world_size=max(program.ranks) + 1)
     leads = rank == program.ranks[0]
     if leads:
         log.claim_attempt()

@@ -243,7 +243,7 @@ def test_the_histogram_can_be_asked_of_the_log(ranks: Ranks, tmp_path: Path) -> 
 def test_without_all_values_quantiles_are_not_recomputed(
     tracker: DistributedStatsTracker, tmp_path: Path, payload: str
 ) -> None:
-    """What the payload does not hold is not made up: no row, nothing that differs; the commit stands."""
+    """What the payload does not hold is not made up: an incomplete row without a value; the commit stands."""
     log = eventlog.start(tmp_path, role="actor", payload=payload)
     log.claim_attempt()
     record(tracker, values_of(0))
@@ -253,8 +253,10 @@ def test_without_all_values_quantiles_are_not_recomputed(
     with open_run(tmp_path) as run:
         assert stats == {row["key"]: row["value"] for row in run.metrics().to_pylist()}
         rows = {row["key"]: row for row in run.metrics(source="recomputed").to_pylist()}
-    assert {name for name in stats if "/p" not in name} == rows.keys()
-    assert not any(row["differs"] for row in rows.values())
+    assert stats.keys() == rows.keys()
+    for name, row in rows.items():
+        assert ("/p" in name) == (row["value"] is None) == row["incomplete"]
+        assert not row["differs"]
 
 
 # -- one process -----------------------------------------------------------------------------------
