@@ -112,9 +112,9 @@ def place_in_world(rank: int | None = None, world_size: int | None = None) -> tu
 def _placed(rank: int, world_size: int, *names: str) -> tuple[int, int]:
     if not 1 <= world_size <= LARGEST_NUMBER:
         raise LogError(f"expected {names[1]} of 1 to {LARGEST_NUMBER}, got {world_size}")
-    if not 0 <= rank < world_size:
+    if world_size > 1 and not 0 <= rank < world_size:  # of workers without a world each is one of its own
         raise LogError(f"expected {names[0]} from 0 to below {names[1]} {world_size}, got {rank}")
-    return rank, world_size
+    return check_number(rank, names[0]), world_size
 
 
 def integer_of(variable: str, text: str) -> int:

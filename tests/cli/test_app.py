@@ -78,8 +78,8 @@ def test_a_table_cut_short_is_no_failure(root: Path, words: tuple[str, ...]) -> 
 def test_an_interrupt_ends_without_a_traceback(root: Path) -> None:
     """Ctrl-C exits with 130 and says nothing."""
     code = (
-        "import os, signal, sys; from cli import app, query;"
-        "query.opened = lambda *_: os.kill(os.getpid(), signal.SIGINT);"
+        "import os, signal, sys, time; from cli import app, query;"
+        "query.opened = lambda *_, **__: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60));"
         "app.main()"
     )
     command = [sys.executable, "-c", code, "metrics", str(root / "a")]

@@ -130,11 +130,8 @@ def test_offsets_in_one_session(tmp_path):
         assert [3, 4] == session.sql("select distinct step from records where run = 'b' order by 1")[
             "step"
         ].to_pylist()
-        assert {"a": 0, "b": 3} == dict(
-            session.sql("select run, min(global_step) from commits group by run")
-            .to_pandas()
-            .itertuples(index=False)
-        )
+        first = session.sql("select run, min(global_step) as step from commits group by run").to_pylist()
+        assert {"a": 0, "b": 3} == {row["run"]: row["step"] for row in first}
     with pytest.raises(
         errors.QueryError, match=r"expected a whole number of steps for each of 2 runs, got \[1\]"
     ):
