@@ -244,7 +244,8 @@ def quantile(values: Any, q: float) -> float:
     low, part = int(q * (len(ordered) - 1)), q * (len(ordered) - 1) % 1
     if part == 0 or ordered[low] == ordered[low + 1]:
         return float(ordered[low])
-    return float((1 - part) * ordered[low] + part * ordered[low + 1])
+    with np.errstate(invalid="ignore"):  # between -inf and inf lies no number
+        return float((1 - part) * ordered[low] + part * ordered[low + 1])
 
 
 def _shown_by_bucket(value: float) -> float:
