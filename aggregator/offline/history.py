@@ -51,6 +51,12 @@ class History:
     commits: Placed
 
 
+def steps_of_windows(history: History) -> dict[tuple[str, int], int | None]:
+    """Return the step of each window, by session and number; None for those bound to none."""
+    columns = (history.windows.table[name].to_pylist() for name in ("session", "window", "step"))
+    return {(session, window): step for session, window, step in zip(*columns, strict=True)}
+
+
 def load(path: str | Path, label: str, offset: int = 0) -> History:
     """Read a run and place it on its timeline, `offset` steps later; raises as `reading.read` does."""
     reading = shifted(read(path, label), offset)

@@ -11,12 +11,13 @@ import pyarrow as pa
 from eventlog import schema
 
 from .choice import choose, names_of
+from .history import steps_of_windows
 from .placing import first_rows, groups
 from .reading import NONE, codes, ints, nullable
 from .recompute import segments, specs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -284,6 +285,7 @@ def info(history: History) -> dict[str, Any]:
     metric = history.commits.table["key"].is_valid().to_numpy()
     steps = np.unique(history.commits.steps[_leading(history) & ~history.commits.superseded])
     unbound = history.windows.steps == NONE
+    bound = steps_of_windows(history)
     manifest = reading.reader.run.manifest or {}
     created = manifest.get("created_us")
     return {
@@ -309,7 +311,7 @@ def info(history: History) -> dict[str, Any]:
         "keys": len(history.records.table["key"].combine_chunks().unique()),
         "records": history.records.table.num_rows,
         "metrics": int((metric & ~history.commits.superseded).sum()),
-        "losses": [_loss(state.producer, loss) for state in reading.states for loss in state.losses],
+        "losses": [_loss(s.producer, loss, bound) for s in reading.states for loss in s.losses],
         "pruned": [_pruned(state.producer, gone) for state in reading.states for gone in state.prunes],
         "problems": [str(problem) for problem in reading.reader.problems],
         "bytes": {
@@ -328,7 +330,8 @@ def _without_run(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "run"}
 
 
-def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
+def _loss(producer: Producer, loss: Loss, bound: Mapping[tuple[str, int], int | None]) -> dict[str, Any]:
+    step = bound.get((producer.session, loss.window)) if loss.step is None else loss.step
     cause = loss.cause.name.lower() if isinstance(loss.cause, schema.LossCause) else str(loss.cause)
     return {
         "role": producer.role,
@@ -337,7 +340,7 @@ def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
         "stream": loss.stream.name.lower(),
         "cause": cause,
         "window": None if loss.window < 0 else loss.window,
-        "step": loss.step,
+        "step": step,
         "rows": loss.rows,
         "bytes": loss.bytes,
     }
