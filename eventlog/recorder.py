@@ -104,12 +104,11 @@ class Recorder:
             for key, mask in checked
         ]
         with self.lock:
-            self.specs.check([spec for _, _, spec, _ in fresh])
             added = [
                 (key, Masked(spec, mask, now, step, own, self._expected.get(spec, FIRST_ROWS)))
                 for key, mask, spec, own in fresh
             ]
-            self.specs.take([spec for _, _, spec, _ in fresh])
+            self.specs.claim([masked.spec for _, masked in added])
             self.masks += [masked for _, masked in added]
             self._latest.update(added)
         binding.bind(self, added)
@@ -152,9 +151,7 @@ class Recorder:
                 (spec := under[key], *arrays.as_values(value, spec.key, masked.shape))
                 for key, value in tensors.items()
             ]
-            specs = [spec for spec, _, _ in checked]
-            self.specs.check(specs)
-            self.specs.take(specs)
+            self.specs.claim([spec for spec, _, _ in checked])
             if masked.drained:
                 masked.drained = False
                 self.masks.append(masked)
@@ -193,8 +190,7 @@ class Recorder:
         about = json.dumps(dict(tags or {}), sort_keys=True)
         with self.lock:
             spec = self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR)
-            self.specs.check([spec])
-            self.specs.take([spec])
+            self.specs.claim([spec])
             series = self.series.setdefault((spec, step, about), Series(spec, step, about))
             for each, value in checked.items():
                 series.append(value, now)
@@ -226,9 +222,7 @@ class Recorder:
                 series = self.series.get((spec, step, None)) or Series(spec, step)
                 series.check(value)
                 ready.append((series, value))
-            specs = [series.spec for series, _ in ready]
-            self.specs.check(specs)
-            self.specs.take(specs)
+            self.specs.claim([series.spec for series, _ in ready])
             for series, value in ready:
                 self.series[series.spec, step, None] = series
                 series.append(value, now)
@@ -260,7 +254,7 @@ class Recorder:
                 if block.of_key(key):
                     block.drop_key(key)
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
-        self.specs.forget(key)
+        self.specs.forget_key(key)
 
 
 def set_step(step: Any) -> None:

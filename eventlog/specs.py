@@ -74,27 +74,29 @@ class Specs:
             found = self._under[said] = Under(self, *said)
         return found
 
-    def check(self, specs: Iterable[Spec]) -> None:
-        """Refuse a key that the window already holds as something else: no export could tell a number."""
-        for spec in specs:
-            if spec in self._taken:
-                continue
+    def claim(self, specs: Iterable[Spec]) -> None:
+        """Note what the window is to hold; refuse a key it holds as something else, and then note nothing.
+
+        No export could tell a number for such a key.
+        """
+        fresh = [spec for spec in specs if spec not in self._taken]
+        for spec in fresh:
             first = self._first.get((spec.key, spec.label), spec)
             if _what(first) != _what(spec):
                 got = f"{_text(first)} and {_text(spec)}"
                 raise RecordingError(f"expected one kind of {spec.key!r} until its export, got {got}")
+        for spec in fresh:
+            self._taken.add(spec)
+            self._first.setdefault((spec.key, spec.label), spec)
 
-    def take(self, specs: Iterable[Spec]) -> None:
-        """Note what the window holds, once it was checked."""
-        for spec in specs:
-            if spec not in self._taken:
-                self._taken.add(spec)
-                self._first.setdefault((spec.key, spec.label), spec)
+    def forget(self) -> None:
+        """The window holds nothing any more."""
+        self._taken, self._first = set(), {}
 
-    def forget(self, key: str | None = None) -> None:
-        """The window holds nothing any more, or nothing of one key."""
-        self._taken = {spec for spec in self._taken if key not in (None, spec.key)}
-        self._first = {slot: spec for slot, spec in self._first.items() if key not in (None, slot[0])}
+    def forget_key(self, key: str) -> None:
+        """The window holds nothing of one key any more."""
+        self._taken = {spec for spec in self._taken if spec.key != key}
+        self._first = {slot: spec for slot, spec in self._first.items() if slot[0] != key}
 
     def declare(self, keys: Collection[str], spread: Spread) -> None:
         """State how the values of full keys lie on the ranks, from now on."""
