@@ -12,16 +12,19 @@ from .options import (
     Attempts,
     AttemptsOption,
     Json,
+    KeysOption,
+    MemoryLimit,
     More,
     RunDir,
     Since,
     Source,
     SourceOption,
+    Spill,
     Until,
     check_bounds,
     example,
 )
-from .query import MemoryLimit, Spill, opened
+from .query import opened
 
 __all__ = ["NAME", "app"]
 
@@ -42,12 +45,7 @@ def export(
         Path,
         typer.Argument(metavar="OUT", help="A .parquet, .arrow, .csv or .jsonl file.", show_default=False),
     ],
-    patterns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keys", metavar="KEY", help="Keys to take, globs too; repeatable.", show_default=False
-        ),
-    ] = None,
+    patterns: KeysOption = None,
     view: Annotated[str, typer.Option(metavar="VIEW", help="Any view of 'sql --schema'.")] = "metrics",
     form: Annotated[
         str | None,

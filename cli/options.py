@@ -15,11 +15,14 @@ __all__ = [
     "EngineOption",
     "Json",
     "Keys",
+    "KeysOption",
+    "MemoryLimit",
     "More",
     "RunDir",
     "Since",
     "Source",
     "SourceOption",
+    "Spill",
     "Until",
     "Workers",
     "check_bounds",
@@ -56,6 +59,10 @@ Keys = Annotated[
         metavar="KEY", help="Keys to take, globs too ('ppo_actor/*'); all if none.", show_default=False
     ),
 ]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option("--keys", metavar="KEY", help="Keys to take, globs too; repeatable.", show_default=False),
+]
 More = Annotated[
     list[Path] | None,
     typer.Option(
@@ -80,6 +87,22 @@ Workers = Annotated[
     int | None,
     typer.Option(
         min=1, metavar="N", help="How many at a time; as many as processors if not given.", show_default=False
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What may be in memory: 256MB. Else AREAL_METRICS_MEMORY_LIMIT.",
+        show_default=False,
+    ),
+]
+Spill = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where SQL may put what does not fit. Else AREAL_METRICS_SPILL.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +13,9 @@ from .options import Attempts, Json, Keys, More, RunDir, Since, Until, check_bou
 from .query import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
+
+    from aggregator import Session
 
 __all__ = ["NAME", "app"]
 
@@ -88,9 +87,10 @@ def curves(
     from replay import plots
 
     with opened(run_dir, more, Attempts.LATEST) as session:
-        ranks = band is Band.RANKS
-        table = _by_rank(session, patterns) if ranks else session.metrics(patterns or None)
-        table = _between(table, since, until)
+        if band is Band.RANKS:
+            table = _by_rank(session, patterns, since, until)
+        else:
+            table = session.metrics(patterns or None, since=since, until=until)
         if band is Band.RUNS and "run" in table.column_names:
             table = table.rename_columns({"run": "member"})
         names = ("run", "member", "step", "key", "value")
@@ -173,30 +173,12 @@ def _check_output(output: Path | None, *, as_json: bool) -> None:
         check_output(output)
 
 
-def _by_rank(session: Any, patterns: list[str] | None) -> pa.Table:
+def _by_rank(session: Session, patterns: list[str] | None, since: int | None, until: int | None) -> pa.Table:
     """Return the mean of each recorded key on each rank: (run?, member, step, key, value)."""
     import pyarrow as pa
 
-    recorded = [row["key"] for row in session.keys().to_pylist() if row["kind"] != "metric"]
-    parts: list[pa.Table] = []
-    for key in _chosen(recorded, patterns):
-        found = session.reduce(key, ["avg"], by=["step", "role", "rank"])
-        who = zip(found["role"].to_pylist(), found["rank"].to_pylist(), strict=True)
-        found = found.append_column("member", pa.array([f"{role} {rank}" for role, rank in who], pa.string()))
-        found = found.append_column("key", pa.array([key] * found.num_rows, pa.string()))
-        parts.append(found.rename_columns({"avg": "value"}))
-    return pa.concat_tables(parts)
-
-
-def _chosen(keys: Sequence[str], patterns: list[str] | None) -> list[str]:
-    """Return the keys that are named, as they are or by globs; a name that is none is left to be refused."""
-    if patterns is None:
-        return list(keys)
-    found = [[key for key in keys if fnmatchcase(key, pattern)] or [pattern] for pattern in patterns]
-    return list(dict.fromkeys(key for some in found for key in some))
-
-
-def _between(table: pa.Table, since: int | None, until: int | None) -> pa.Table:
-    steps = table["step"].to_numpy(zero_copy_only=False)
-    kept = (steps >= (-1 if since is None else since)) & (steps <= (2**63 - 1 if until is None else until))
-    return table.take(kept.nonzero()[0])
+    by = ["step", "role", "rank"]
+    table = session.reduce(patterns or ["*"], ["avg"], by, since=since, until=until)
+    who = zip(table["role"].to_pylist(), table["rank"].to_pylist(), strict=True)
+    member = pa.array([f"{role} {rank}" for role, rank in who], pa.string())
+    return table.append_column("member", member).rename_columns({"avg": "value"})

@@ -16,11 +16,13 @@ from .options import (
     EngineName,
     Json,
     Keys,
+    MemoryLimit,
     More,
     RunDir,
     Since,
     Source,
     SourceOption,
+    Spill,
     Until,
     Workers,
     check_bounds,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from aggregator import Session
 
-__all__ = ["NAME", "MemoryLimit", "Spill", "app", "opened"]
+__all__ = ["NAME", "app", "opened"]
 
 NAME = None  # its commands stand at the top
 app = typer.Typer()
@@ -52,22 +54,6 @@ Where = Annotated[
     typer.Option(
         metavar="CONDITION",
         help="Only values that meet it: 'ppo_actor/final_reward > 0', 'MASK and not (KEY < 1)'.",
-        show_default=False,
-    ),
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="What may be in memory: 256MB. Else AREAL_METRICS_MEMORY_LIMIT.",
-        show_default=False,
-    ),
-]
-Spill = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Where SQL may put what does not fit. Else AREAL_METRICS_SPILL.",
         show_default=False,
     ),
 ]

@@ -13,6 +13,7 @@ from .options import (
     Attempts,
     AttemptsOption,
     Json,
+    KeysOption,
     Since,
     Source,
     SourceOption,
@@ -85,10 +86,7 @@ def replay(
     ] = None,
     since: Since = None,
     until: Until = None,
-    keys: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Keys to tell, globs too; repeatable.", show_default=False),
-    ] = None,
+    keys: KeysOption = None,
     source: SourceOption = Source.COMMITTED,
     attempts: AttemptsOption = Attempts.LATEST,
     stat: Annotated[

@@ -14,7 +14,7 @@ import numpy as np
 from .canvas import PALETTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -52,18 +52,20 @@ def curve(key: str, table: pa.Table, resumed: Iterable[int] = ()) -> Chart:
     return _figure(key, traces, label, shapes=[_mark(step) for step in resumed], legend=len(traces) > 1)
 
 
-def fan(key: str, table: pa.Table, quantiles: Sequence[float]) -> Chart:
-    """Draw how a key's values are spread at each step: bands between quantiles `p…`, least first, a median.
+def fan(key: str, table: pa.Table) -> Chart:
+    """Draw how a key's values are spread at each step, as `Session.percentiles` returns it.
 
-    `quantiles` are symmetric around 0.5, which is one of them.
+    Its quantiles `p…`, the least first, are symmetric around the median, which is one of them: bands between
+    the outer ones, a line for the median.
     """
     steps = table["step"].to_numpy()
-    columns = [table[name(q)].to_numpy(zero_copy_only=False) for q in quantiles]
-    half = len(quantiles) // 2
+    names = [name for name in table.column_names if name.startswith("p")]
+    columns = [table[name].to_numpy(zero_copy_only=False) for name in names]
+    half = len(names) // 2
     traces: list[Chart] = []
     for i in range(half):
         low, high = columns[i], columns[-1 - i]
-        label = f"{name(quantiles[i])} to {name(quantiles[-1 - i])}"
+        label = f"{names[i]} to {names[-1 - i]}"
         hidden = {"mode": "lines", "line": {"width": 0}, "legendgroup": label}
         traces += [
             {**_xy(steps, low), **hidden, "showlegend": False, "hoverinfo": "skip"},
@@ -72,11 +74,6 @@ def fan(key: str, table: pa.Table, quantiles: Sequence[float]) -> Chart:
         ]  # fmt: skip
     traces.append(_line(steps, columns[half], _COLOURS[0], name="median"))
     return _figure(key, traces, "step")
-
-
-def name(quantile: float) -> str:
-    """Return the column of a quantile, as `Session.percentiles` names it."""
-    return f"p{quantile * 100:.10g}"
 
 
 def heat(key: str, table: pa.Table) -> Chart:

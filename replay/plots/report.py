@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -34,9 +34,24 @@ _SUMMARY: Final = (
     "run path created steps superseded_steps unbound_windows incomplete_windows metrics records bytes"
 )
 _ATTEMPTS: Final = "attempt started ended outcome host resume_step owned_from steps superseded_steps"
-_PRODUCERS: Final = (
-    "role rank host pid started last_seen ended windows incomplete_windows lost_rows payload_bytes"
-)
+
+
+class _Run(NamedTuple):
+    """A run, and what is asked of it more than once."""
+
+    session: Session
+    info: dict[str, Any]
+    kinds: dict[str, str]  # of the recorded keys
+    wanted: Sequence[str] | None
+
+    def recorded(self, kind: str) -> list[str]:
+        """Return the recorded keys of a kind, of those that are wanted."""
+        keys = [key for key, each in self.kinds.items() if each == kind]
+        if self.wanted is None:
+            return keys
+        # A pattern names metrics, as those of the curves: "k/avg" asks for "k" too.
+        names = {key: (key, f"{key}/avg") for key in keys}
+        return [k for k in keys if any(fnmatchcase(name, w) for name in names[k] for w in self.wanted)]
 
 
 def report(
@@ -57,9 +72,10 @@ def report(
     path, wanted = Path(path), None if keys is None else [*([keys] if isinstance(keys, str) else keys)]
     opened = open_run(run) if isinstance(run, str | os.PathLike) else nullcontext(run)
     with opened as session, progress_bar("report", len(_SECTIONS), shown=progress) as advance:
-        page = Page(title or f"Run {Path(session.info()['path']).resolve().name}")
+        asked = _Run(session, session.info(), _kinds(session), wanted)
+        page = Page(title or f"Run {Path(asked.info['path']).resolve().name}")
         for done, build in enumerate(_SECTIONS, 1):
-            section = build(session, wanted)
+            section = build(asked)
             if section is not None:
                 page.sections.append(section)
             advance(done)
@@ -69,8 +85,12 @@ def report(
     return temporary.replace(path)
 
 
-def _summary(run: Session, _wanted: Sequence[str] | None) -> Section:
-    told = run.info()
+def _kinds(session: Session) -> dict[str, str]:
+    return {row["key"]: row["kind"] for row in session.keys().to_pylist() if row["kind"] != "metric"}
+
+
+def _summary(run: _Run) -> Section:
+    told = run.info
     steps, sizes = told["steps"], told["bytes"]
     flat = {name: told[name] for name in _SUMMARY.split()} | {
         "steps": f"{steps['count']:,} ({steps['first']} to {steps['last']})" if steps["count"] else "none",
@@ -85,10 +105,10 @@ def _text(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _curves(run: Session, wanted: Sequence[str] | None) -> Section:
-    table = run.metrics(wanted)
+def _curves(run: _Run) -> Section:
+    table = run.session.metrics(run.wanted)
     names = list(without_counts(dict.fromkeys(table["key"].unique().to_pylist(), 0.0)))
-    resumed = [a["owned_from"] for a in run.info()["attempts"][1:] if a["owned_from"] is not None]
+    resumed = [a["owned_from"] for a in run.info["attempts"][1:] if a["owned_from"] is not None]
     series = _by_key(table, names)
     still = {key: rows["value"][0].as_py() for key, rows in series if len(rows["value"].unique()) == 1}
     shown, says = _first([key for key in names if key not in still], "metrics")
@@ -101,18 +121,16 @@ def _curves(run: Session, wanted: Sequence[str] | None) -> Section:
     )
 
 
-def _distributions(run: Session, wanted: Sequence[str] | None) -> Section:
+def _distributions(run: _Run) -> Section:
     """Fans from the payload; a run without one says so."""
-    keys = _recorded(run, ("stat",), wanted)
-    shown, says = _first(keys, "keys")
-    found: list[dict[str, Any]] = []
-    for key in shown:
-        try:
-            found.append(charts.fan(key, run.percentiles(key, QUANTILES, by=["step"]), QUANTILES))
-        except errors.QueryError as without:
-            return Section("Distributions", f"None: {without}")
-    if not found:
+    shown, says = _first(run.recorded("stat"), "keys")
+    if not shown:
         return Section("Distributions", "None: no tensors were recorded.")
+    try:
+        table = run.session.percentiles(shown, QUANTILES, by=["step"])
+    except errors.QueryError as without:
+        return Section("Distributions", f"None: {without}")
+    found = [charts.fan(key, rows) for key, rows in _by_key(table, shown)]
     what = (
         "How the recorded values of all ranks that count are spread at each step, exactly, from the payload: "
         "the median, and around it the middle half, 10 % to 90 %, and all from the least to the greatest."
@@ -120,20 +138,22 @@ def _distributions(run: Session, wanted: Sequence[str] | None) -> Section:
     return Section("Distributions", f"{what} {says}", charts=found)
 
 
-def _timings(run: Session, wanted: Sequence[str] | None) -> Section | None:
+def _timings(run: _Run) -> Section | None:
     """Rank by step: a straggler is a bright row."""
-    keys = _recorded(run, ("timing",), wanted)
-    shown, says = _first(keys, "timings")
-    drawn = [charts.heat(key, run.reduce(key, ["avg"], by=["step", "role", "rank"])) for key in shown]
+    shown, says = _first(run.recorded("timing"), "timings")
+    if not shown:
+        return None
+    table = run.session.reduce(shown, ["avg"], by=["step", "role", "rank"])
+    drawn = [charts.heat(key, rows) for key, rows in _by_key(table, shown)]
     what = (
         "Mean time of each rank at each step, relative to the median of the ranks at that step (the seconds, "
         "where there is one rank): a rank that is slower than the others is a bright row."
     )
-    return Section("Timings", f"{what} {says}", charts=drawn, wide=True) if drawn else None
+    return Section("Timings", f"{what} {says}", charts=drawn, wide=True)
 
 
-def _evaluations(run: Session, _wanted: Sequence[str] | None) -> Section | None:
-    rows = run.sql("select step, key, value from evaluations order by step, key").to_pylist()
+def _evaluations(run: _Run) -> Section | None:
+    rows = run.session.sql("select step, key, value from evaluations order by step, key").to_pylist()
     names = without_counts({row["key"]: 0.0 for row in rows})
     table: dict[int, dict[str, Any]] = {}
     for row in rows:
@@ -146,8 +166,8 @@ def _evaluations(run: Session, _wanted: Sequence[str] | None) -> Section | None:
     )
 
 
-def _losses(run: Session, _wanted: Sequence[str] | None) -> Section:
-    told = run.info()
+def _losses(run: _Run) -> Section:
+    told = run.info
     attempts = [{name: attempt[name] for name in _ATTEMPTS.split()} for attempt in told["attempts"]]
     rows = [{"kind": "attempt", **row} for row in attempts]
     rows += [{"kind": "loss", **loss} for loss in told["losses"]]
@@ -161,15 +181,6 @@ def _losses(run: Session, _wanted: Sequence[str] | None) -> Section:
 _SECTIONS: Final = (_summary, _curves, _distributions, _timings, _evaluations, _losses)
 
 
-def _recorded(run: Session, kinds: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    rows = run.keys().to_pylist()
-    keys = [row["key"] for row in rows if row["kind"] in kinds]
-    if wanted is None:
-        return keys
-    # A pattern names metrics, as those of the curves: "k/avg" asks for "k" too.
-    return [key for key in keys if any(fnmatchcase(key, w) or fnmatchcase(f"{key}/avg", w) for w in wanted)]
-
-
 def _first(names: list[str], what: str) -> tuple[list[str], str]:
     """Return as many as a page shows, and what is to be said of the others."""
     left = len(names) - MOST_CHARTS
@@ -177,5 +188,9 @@ def _first(names: list[str], what: str) -> tuple[list[str], str]:
 
 
 def _by_key(table: pa.Table, keys: Sequence[str]) -> list[tuple[str, pa.Table]]:
-    rows = np.asarray(table["key"].to_pylist(), object)
-    return [(key, table.take(np.flatnonzero(rows == key))) for key in keys]
+    """Return the rows of each of the keys that has any, in their order."""
+    places: dict[str, list[int]] = {key: [] for key in keys}
+    for place, key in enumerate(table["key"].to_pylist()):
+        if key in places:
+            places[key].append(place)
+    return [(key, table.take(np.array(those))) for key, those in places.items() if those]
