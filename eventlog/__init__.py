@@ -4,7 +4,7 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 `eventlog.stop()` writes what is queued. The recording verbs are those of `aggregator.stats_tracker`.
 """
 
-from . import errors, histogram, moments, redaction, schema, workflow_context
+from . import errors, histogram, moments, schema, workflow_context
 from .arrays import as_key, as_metric, as_spread, as_step
 from .batch import parted
 from .budget import as_bytes
@@ -21,6 +21,7 @@ from .process import current, start, stop
 from .reader import Block, RunReader, SessionState
 from .recorder import Drained, Recorder, drain, set_step
 from .recovery import FileReport, Recovery, SalvageReport, Verification, recover, verify
+from .redaction import redact_sensitive_config
 from .reduction import Kind, ReduceType, Spread
 from .rundir import Attempt, Problem, Producer, RunDir, check_role
 from .schema import IndexRecord
@@ -72,7 +73,7 @@ __all__ = [
     "parted",
     "read_json",
     "recover",
-    "redaction",
+    "redact_sensitive_config",
     "schema",
     "scoped",
     "set_step",

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from eventlog import errors
-
-from .redaction import redact_sensitive_config
+from eventlog import errors, redact_sensitive_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

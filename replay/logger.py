@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import eventlog
-from eventlog import Log, as_step, errors
+from eventlog import Log, as_step, errors, redact_sensitive_config
 
 from .backends import configured
 from .backends.base import RunInfo, check_backends
@@ -23,7 +23,6 @@ from .console import say, tabulate_stats
 from .delivery import Delivery
 from .metrics import flatten, without_counts
 from .player import story_of
-from .redaction import redact_sensitive_config
 from .status import Notice
 from .steps import Row
 from .version import version_info

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from eventlog.redaction import REDACTED, is_secret_name
 from replay import redact_sensitive_config
-from replay.redaction import REDACTED, is_secret_name
 
 
 class Mode(Enum):
