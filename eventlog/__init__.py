@@ -10,6 +10,7 @@ from .batch import parted
 from .budget import as_bytes
 from .device import Lap
 from .errors import ArealMetricsError
+from .files import is_there, open_file, read_file
 from .following import Followed, Follower, follow
 from .frame import Spec
 from .log import Log
@@ -23,7 +24,7 @@ from .recorder import Drained, Recorder, drain, set_step
 from .recovery import FileReport, Recovery, SalvageReport, Verification, recover, verify
 from .redaction import redact_sensitive_config
 from .reduction import Kind, ReduceType, Spread
-from .rundir import Attempt, Problem, Producer, RunDir, check_role
+from .rundir import Attempt, Problem, Producer, RunDir, SegmentFile, check_role
 from .schema import IndexRecord
 from .scope import scoped
 from .segment import Loss, Pruned
@@ -51,6 +52,7 @@ __all__ = [
     "RunDir",
     "RunReader",
     "SalvageReport",
+    "SegmentFile",
     "SessionState",
     "Spec",
     "Spread",
@@ -68,9 +70,12 @@ __all__ = [
     "follow",
     "forgive",
     "histogram",
+    "is_there",
     "lenient",
     "moments",
+    "open_file",
     "parted",
+    "read_file",
     "read_json",
     "recover",
     "redact_sensitive_config",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_STEP = 2**63 - 1
 _WIDENED = {"float16", "bfloat16"}
 _KEPT = {"float32", "float64"}
+_NAME_OF = {np.dtype(name).char: name for name in _KEPT}
 _TRANSFORMS = "record outside of torch.func's transforms (vmap, grad, …)"
 _WRAP_HINT = "a negative step is often a 32-bit counter that wrapped around; count in int64"
 
@@ -297,11 +298,11 @@ def as_values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
     growing at 256.
     """
     try:  # the common case, in fewer steps
-        if _is_tensor(type(value)) and on_host(value) and value.shape == shape:
-            name = dtype_name(value.dtype)
-            if name in _KEPT and dtype_name(value.layout) == "strided":
-                return (value.detach() if value.requires_grad else value).numpy(), name
-    except RuntimeError:  # nested, negated only by a bit, inside a transform
+        if _is_tensor(type(value)) and on_host(value):
+            array = (value.detach() if value.requires_grad else value).numpy()
+            if array.shape == shape and (name := _NAME_OF.get(array.dtype.char)):
+                return array, name
+    except (RuntimeError, TypeError):  # of a type or layout that numpy has not; negated only by a bit; …
         pass
     return _values(value, key, shape)
 

@@ -1,11 +1,13 @@
-"""What waits to be written: jobs of one priority, bounded in bytes."""
+"""What waits to be written: jobs of one priority, bounded in bytes; and who waits for it."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .message import Message
 from .schema import NO_WINDOW, Stream
 from .segment import Loss
 
@@ -23,7 +25,7 @@ class Job:
 
     ticket: int
     stream: Stream
-    encode: Callable[[], Iterable[pa.RecordBatch]]
+    encode: Callable[[], Iterable[pa.RecordBatch | Message]]
     window: int
     first_id: int
     last_id: int
@@ -34,10 +36,12 @@ class Job:
     rows_written: int = 0
     bytes_written: int = 0
 
-    def ids_of(self, batch: pa.RecordBatch, *, whole: bool) -> tuple[int, int]:
+    def ids_of(self, batch: pa.RecordBatch | Message, *, whole: bool) -> tuple[int, int]:
         """Return the first and last record id of a batch, which is all of the job's or a part."""
         if whole or not batch.num_rows:
             return self.first_id, self.last_id
+        if isinstance(batch, Message):
+            return batch.ids or (self.first_id, self.last_id)
         ids = batch.column(0)
         return ids[0].as_py(), ids[-1].as_py()
 
@@ -51,6 +55,30 @@ class Job:
     def place(self) -> int:
         """The window that a loss is of."""
         return self.about if self.window < 0 else self.window
+
+
+class Change(threading.Condition):
+    """What callers wait for; `tell` wakes them only when something that one of them waits for has come.
+
+    To be woken in vain takes the interpreter from the thread that writes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(threading.RLock())  # a signal handler may come in at any place
+        self._awaited: list[Callable[[], bool]] = []
+
+    def until(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something holds; return whether it does within `timeout` seconds."""
+        self._awaited.append(holds)
+        try:
+            return self.wait_for(holds, timeout)
+        finally:
+            self._awaited.remove(holds)
+
+    def tell(self) -> None:
+        """Say that something moved."""
+        if any(holds() for holds in self._awaited):
+            self.notify_all()
 
 
 class Backlog:

@@ -7,6 +7,7 @@ lengths (`cu_seqlens`, as variable-length attention takes them: 0, n0, n0 + n1, 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -75,10 +76,9 @@ class Batch:
         """
         if self.bounds is None and len(shape) <= 1:
             return None
-        elements = int(np.prod(shape, dtype=np.int64))
-        bits = np.unpackbits(packed, count=elements, bitorder="little")
+        bits = np.unpackbits(packed, count=math.prod(shape), bitorder="little")
         if not isinstance(self.bounds, np.ndarray):
-            return bits.reshape(shape[0], -1).sum(axis=1, dtype=np.int64)
+            return np.add.reduce(bits.reshape(shape[0], -1), axis=1, dtype=np.int64)
         before = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
         return np.diff(before[self.bounds])
 

@@ -9,17 +9,47 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
+
+from . import scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .frame import Masked
+    from .specs import Under
 
     Own = Mapping[tuple[object, str], Masked | None]
 
 NAMES_AT_MOST: Final = 1 << 10  # of a context, the newest half stays: names made up anew must not pile up
 _OWN: ContextVar[Own] = ContextVar("areal_metrics_masks", default={})  # noqa: B039 (never mutated)
+current = _OWN.get  # the masks of this context; while it is the same object no name is bound anew
+
+
+class Place:
+    """Where stats go: their specs and their mask, as long as the same is said and nothing around changes."""
+
+    __slots__ = ("_denominator", "_label", "_own", "_paths", "_reduce_type", "masked", "under")
+
+    def __init__(
+        self, denominator: object, reduce_type: object, label: str | None, under: Under, masked: Masked
+    ) -> None:
+        self._denominator, self._reduce_type, self._label = denominator, reduce_type, label
+        self._paths, self._own = scope.current(), current()
+        self.under, self.masked = under, masked
+
+    def is_of(self, denominator: object, reduce_type: object, label: str | None) -> bool:
+        """Whether that is said again, in the same scopes, and no mask was bound since."""
+        return (
+            denominator is self._denominator
+            and reduce_type is self._reduce_type
+            and label == self._label
+            and scope.current() is self._paths
+            and current() is self._own
+        )
+
+
+NOWHERE: Final = Place(object(), None, None, cast("Under", None), cast("Masked", None))
 
 
 def bound(recorder: object, name: str, otherwise: Masked | None) -> Masked | None:

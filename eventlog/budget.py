@@ -23,16 +23,14 @@ _UNITS: Final = {
 _AMOUNT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def as_bytes(given: int | str) -> int:
+def as_bytes(given: int | str, what: str = "a payload budget") -> int:
     """Return an amount in bytes: a positive integer, or a text such as "500MB" or "2.5 GiB"; LogError."""
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return given
     match = _AMOUNT.fullmatch(given) if isinstance(given, str) else None
     amount = float(match[1]) * _UNITS.get(match[2].lower(), 0) if match else 0
     if amount < 1:
-        raise LogError(
-            f"expected a payload budget in bytes of 1 or more, or with a unit such as '2GB', got {given!r}"
-        )
+        raise LogError(f"expected {what} in bytes of 1 or more, or with a unit such as '2GB', got {given!r}")
     return int(amount)
 
 

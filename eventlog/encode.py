@@ -1,4 +1,4 @@
-"""Frames, export rows and commits as record batches of the format's schemas; runs on the writer's thread."""
+"""Frames, export rows and commits as messages of the format's schemas; runs on the writer's thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import moments
-from .columns import Table
+from .columns import Columns, Table, Valid, beside, lists_of, of_words, remembered
 from .pieces import MaskPiece, MatrixPiece, SeriesPiece
 from .schema import COMMITS, PAYLOAD, RECORDS
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .frame import Frame, Spec
+    from .message import Message
     from .pieces import Piece
 
 # pyarrow loads these on first use, which is on the writer's thread: a fork in that moment would leave the
@@ -32,35 +32,33 @@ for _late in ("numpy.ma", "pyarrow.compute"):
 FRAME_BYTES = 64 << 20  # frames stay below this, so that nothing needs a whole window in memory
 FRAME_ROWS = 1 << 17  # of records and commits
 _JOINED_BYTES = 256 << 10  # matrices below this are joined into one frame; larger ones are written uncopied
-_WORDS = {
-    "present": moments.PRESENT,
-    "count": moments.COUNT,
-    "nan": moments.NAN,
-    "pos_inf": moments.POS_INF,
-    "neg_inf": moments.NEG_INF,
-    "int_sum": moments.INT_SUM,
-    "sum": moments.SUM,
-    "min": moments.MIN,
-    "max": moments.MAX,
-}
+_MOMENTS = ("present", "count", "nan", "pos_inf", "neg_inf", "int_sum", "sum", "min", "max")  # as in moments
+_IDS = ("record_id", "time", "window")
 
 
-_RECORDS, _PAYLOAD, _COMMITS = Table(RECORDS), Table(PAYLOAD), Table(COMMITS)
+_TEXTS = ("tracker", "key", "kind", "reduce_type", "spread", "denominator")
+_OF_EXPORTS = ("export_id", "members", "window_first", "window_last", "reset", "outcome")
+
+_RECORDS = Table(RECORDS, _IDS, _TEXTS, _MOMENTS, _OF_EXPORTS)
+_EXPORTS, _PAYLOAD, _COMMITS = Table(RECORDS, _MOMENTS), Table(PAYLOAD), Table(COMMITS)
 
 
-def in_frames(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return a batch of records or commits in parts of at most FRAME_ROWS."""
-    return [batch.slice(at, FRAME_ROWS) for at in range(0, max(1, batch.num_rows), FRAME_ROWS)]
+def in_frames(message: Message) -> Sequence[Message | pa.RecordBatch]:
+    """Return records or commits in parts of at most FRAME_ROWS."""
+    if message.num_rows <= FRAME_ROWS:
+        return [message]
+    batch = message.batch()
+    return [batch.slice(at, FRAME_ROWS) for at in range(0, batch.num_rows, FRAME_ROWS)]
 
 
 class Texts:
     """The text columns of frames; a layout seen before (the steady state) costs nothing."""
 
     def __init__(self, capacity: int = 8) -> None:
-        self._seen: OrderedDict[tuple[Spec, ...], dict[str, pa.Array]] = OrderedDict()
+        self._seen: OrderedDict[tuple[Spec, ...], dict[str, Columns]] = OrderedDict()
         self._capacity = capacity
 
-    def of(self, specs: Sequence[Spec]) -> dict[str, pa.Array]:
+    def of(self, specs: Sequence[Spec]) -> dict[str, Columns]:
         """Return the columns that follow from the specs alone."""
         layout = tuple(specs)
         found = self._seen.get(layout)
@@ -71,51 +69,44 @@ class Texts:
         return found
 
 
-def _texts(specs: Sequence[Spec]) -> dict[str, pa.Array]:
-    texts = {
-        "tracker": [s.tracker for s in specs],
-        "key": [s.key for s in specs],
-        "kind": [s.kind.value for s in specs],
-        "reduce_type": [s.reduce_type and s.reduce_type.value for s in specs],
-        "spread": [s.spread.value for s in specs],
-        "denominator": [s.denominator for s in specs],
-        "group": [s.label for s in specs],
-    }
-    return {name: _RECORDS[name].of(values) for name, values in texts.items()}
-
-
-def records(frame: Frame, texts: Texts) -> pa.RecordBatch:
-    """Return the records of a drained window."""
-    n = len(frame)
-    rows = np.ascontiguousarray(frame.moments.T)
-    floats = rows.view(np.float64)
-    words = {name: (floats if word >= moments.SUM else rows)[word] for name, word in _WORDS.items()}
-    denominators = np.array(frame.denominator_ids, np.int64)
-    return _RECORDS.batch(
-        n,
+def _texts(specs: Sequence[Spec]) -> dict[str, Columns]:
+    texts = _EXPORTS.of(
         {
-            "record_id": np.arange(frame.first_id, frame.first_id + n),
-            "time": np.array(frame.calls.times, np.int64),
-            "window": np.full(n, frame.window, np.int64),
-            "step": _RECORDS["step"].again(frame.calls.steps),
-            "attempt": _RECORDS["attempt"].again([frame.attempt] * n),
-            "denominator_id": _RECORDS["denominator_id"].of(denominators, denominators >= 0),
-            "shape": _RECORDS["shape"].again(frame.shapes),
-            "dtype": _RECORDS["dtype"].again(frame.calls.dtypes),
-            **_tags(frame),
-            **texts.of(frame.calls.specs),
-            **words,
-        },
+            "tracker": [s.tracker for s in specs],
+            "key": [s.key for s in specs],
+            "kind": [s.kind.value for s in specs],
+            "reduce_type": [s.reduce_type and s.reduce_type.value for s in specs],
+            "spread": [s.spread.value for s in specs],
+            "denominator": [s.denominator for s in specs],
+            "group": [s.label for s in specs],
+        }
     )
+    return {_TEXTS[0]: beside(texts[name] for name in _TEXTS), "group": texts["group"]}
 
 
-def _tags(frame: Frame) -> dict[str, list[str | None]]:
-    """Return the column of tags, where there are any."""
-    ids = range(frame.first_id, frame.first_id + len(frame))
-    return {"tags": [frame.tags.get(record) for record in ids]} if frame.tags else {}
+def records(frame: Frame, texts: Texts) -> Message:
+    """Return the records of a drained window."""
+    n, first = len(frame), frame.first_id
+    ids = np.empty((len(_IDS), n), np.int64)
+    ids[0], ids[1], ids[2] = np.arange(first, first + n), frame.calls.times, frame.window
+    owners = np.array(frame.denominator_ids, np.int64)
+    columns = {
+        _IDS[0]: of_words(ids),
+        "step": _RECORDS["step"].again(frame.calls.steps),
+        "attempt": _RECORDS["attempt"].again([frame.attempt] * n),
+        "denominator_id": _RECORDS["denominator_id"].of(owners, owners >= 0),
+        "shape": _RECORDS["shape"].again(frame.shapes),
+        "dtype": _RECORDS["dtype"].again(frame.calls.dtypes),
+        _MOMENTS[0]: of_words(frame.moments.T),
+        **texts.of(frame.calls.specs),
+    }
+    if frame.tags:
+        tags = [frame.tags.get(record) for record in range(first, first + n)]
+        columns["tags"] = _RECORDS["tags"].of(tags)
+    return _RECORDS.message(n, columns)
 
 
-def payload(frame: Frame) -> Iterator[pa.RecordBatch]:
+def payload(frame: Frame) -> Iterator[Message]:
     """Yield the payload of a drained window in frames of at most about FRAME_BYTES."""
     small: list[Piece] = []
     size = 0
@@ -139,7 +130,7 @@ def _values_column(dtype: np.dtype[Any]) -> str:
     return "values64" if dtype == np.float64 else "values32"
 
 
-def _matrix(piece: MatrixPiece) -> Iterator[pa.RecordBatch]:
+def _matrix(piece: MatrixPiece) -> Iterator[Message]:
     """Yield a large matrix in chunks of rows, uncopied; rows larger than a frame in parts."""
     matrix = piece.values()
     width = matrix.shape[1]
@@ -150,17 +141,13 @@ def _matrix(piece: MatrixPiece) -> Iterator[pa.RecordBatch]:
         for left in range(0, width, per_frame):
             part = chunk[:, left : left + per_frame]
             n, last = len(part), left + part.shape[1] == width
-            name, widths = _values_column(part.dtype), np.full(n, part.shape[1], np.int64)
-            columns = {
-                "record_id": ids,
-                "element": np.full(n, left, np.int64),
-                "last": np.full(n, last),
-                name: _PAYLOAD[name].lists(widths, np.ascontiguousarray(part).reshape(-1)),
-            }
-            yield _PAYLOAD.batch(n, columns)
+            columns = _PAYLOAD.of({"record_id": ids, "element": np.full(n, left), "last": np.full(n, last)})
+            widths, name = np.full(n, part.shape[1]), _values_column(part.dtype)
+            columns[name] = _PAYLOAD[name].lists(lists_of(widths), np.ascontiguousarray(part).reshape(-1))
+            yield _PAYLOAD.message(n, columns, _span(ids))
 
 
-def _series(piece: SeriesPiece) -> Iterator[pa.RecordBatch]:
+def _series(piece: SeriesPiece) -> Iterator[Message]:
     """Yield a series larger than a frame in parts."""
     n, step = len(piece.values), max(1, FRAME_BYTES // (piece.nbytes // len(piece.values)))
     for at in range(0, n, step):
@@ -169,11 +156,15 @@ def _series(piece: SeriesPiece) -> Iterator[pa.RecordBatch]:
         columns |= {"values64": [values], "times": [times]}
         if piece.samples:
             columns["sample_ids"] = [piece.samples[at : at + step]]
-        yield _PAYLOAD.batch(1, columns)
+        yield _PAYLOAD.message(1, _PAYLOAD.of(columns), (piece.record_id, piece.record_id))
 
 
-def _joined(pieces: Sequence[Piece]) -> pa.RecordBatch:
-    """Return many small pieces as one batch."""
+def _span(ids: NDArray[np.int64]) -> tuple[int, int]:
+    return int(ids[0]), int(ids[-1])
+
+
+def _joined(pieces: Sequence[Piece]) -> Message:
+    """Return many small pieces as one message."""
     columns = _Columns()
     for piece in pieces:
         if isinstance(piece, MaskPiece):
@@ -182,7 +173,7 @@ def _joined(pieces: Sequence[Piece]) -> pa.RecordBatch:
             columns.matrix(piece)
         else:
             columns.series(piece)
-    return columns.batch()
+    return columns.message()
 
 
 class _Columns:
@@ -192,9 +183,8 @@ class _Columns:
         self.ids: list[NDArray[np.int64]] = []
         self.rows = 0
         self.lists: dict[str, list[tuple[int, int, int, NDArray[Any]]]] = {
-            name: [] for name in ("values32", "values64", "times", "selected")
+            name: [] for name in ("values32", "values64", "times", "mask", "selected")
         }
-        self.masks: dict[int, bytes] = {}
         self.samples: dict[int, list[str]] = {}
 
     def _add(self, ids: NDArray[np.int64]) -> int:
@@ -204,7 +194,7 @@ class _Columns:
 
     def mask(self, piece: MaskPiece) -> None:
         row, bits = self._add(np.array([piece.record_id])), piece.bits()
-        self.masks[row] = bits.tobytes()
+        self.lists["mask"].append((row, 1, len(bits), bits))
         selected = piece.batch.selected(bits, piece.shape)
         if selected is not None:  # else the mask says by itself what each sequence selects
             self.lists["selected"].append((row, 1, len(selected), selected))
@@ -224,28 +214,35 @@ class _Columns:
         if piece.samples:
             self.samples[row] = piece.samples
 
-    def batch(self) -> pa.RecordBatch:
-        masks = [self.masks.get(row) for row in range(self.rows)] if self.masks else None
-        columns: dict[str, Any] = {
-            "record_id": np.concatenate(self.ids),
-            "element": np.zeros(self.rows, np.int64),
-            "last": np.ones(self.rows, np.bool_),
-            **{name: self._list(name, runs) for name, runs in self.lists.items() if runs},
-        }
-        if masks is not None:
-            columns["mask"] = masks
+    def message(self) -> Message:
+        ids = np.concatenate(self.ids)
+        columns = {"record_id": _PAYLOAD["record_id"].of(ids), **_whole(self.rows)}
+        columns |= {name: self._list(name, runs) for name, runs in self.lists.items() if runs}
         if self.samples:
-            columns["sample_ids"] = [self.samples.get(row) for row in range(self.rows)]
-        return _PAYLOAD.batch(self.rows, columns)
+            samples = [self.samples.get(row) for row in range(self.rows)]
+            columns["sample_ids"] = _PAYLOAD["sample_ids"].of(samples)
+        return _PAYLOAD.message(self.rows, columns, _span(ids))
 
-    def _list(self, name: str, runs: list[tuple[int, int, int, NDArray[Any]]]) -> pa.Array:
-        lengths = np.zeros(self.rows, np.int64)
-        there = np.zeros(self.rows, np.bool_)
-        for row, n, width, _ in runs:
-            lengths[row : row + n] = width
-            there[row : row + n] = True
-        items = np.concatenate([items for *_, items in runs])
-        return _PAYLOAD[name].lists(lengths, items, there)
+    def _list(self, name: str, runs: list[tuple[int, int, int, NDArray[Any]]]) -> Columns:
+        items = runs[0][-1] if len(runs) == 1 else np.concatenate([items for *_, items in runs])
+        return _PAYLOAD[name].lists(_rows(self.rows, tuple([run[:3] for run in runs])), items)
+
+
+@remembered
+def _rows(n: int, runs: tuple[tuple[int, int, int], ...]) -> Columns:
+    """Return n lists, those in runs of (row, rows, items per row): of a scalar the same in every window."""
+    lengths = np.zeros(n, np.int64)
+    there = np.zeros(n, np.bool_)
+    for row, count, width in runs:
+        lengths[row : row + count] = width
+        there[row : row + count] = True
+    return lists_of(lengths, Valid.of(there))
+
+
+@remembered
+def _whole(n: int) -> dict[str, Columns]:
+    """Return the columns of n records that are in one part."""
+    return _PAYLOAD.of({"element": np.zeros(n, np.int64), "last": np.ones(n, np.bool_)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +264,10 @@ class ExportRow:
     key: str | None = None
 
 
-def export(row: ExportRow) -> pa.RecordBatch:
+def export(row: ExportRow) -> Message:
     """Return an export row as a record of kind "export"."""
-    names = [name for name in ExportRow.__dataclass_fields__ if name != "time"]
-    columns = {name: [getattr(row, name)] for name in names}
-    return _RECORDS.batch(1, {**columns, "time": [row.time], "kind": ["export"]})
+    columns = {name: [getattr(row, name)] for name in ExportRow.__dataclass_fields__}
+    return _EXPORTS.message(1, _EXPORTS.of({**columns, "kind": ["export"]}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +288,7 @@ class Commit:
     tags: dict[str, Any] | None = None
 
 
-def commit(made: Commit) -> pa.RecordBatch:
+def commit(made: Commit) -> Message:
     """Return a commit: one row without a key, then one per sub-index and key."""
     entries: list[tuple[int, str | None, float | None]] = [(0, None, None)]
     entries += [(i, key, value) for i, part in enumerate(made.metrics) for key, value in part.items()]
@@ -310,4 +306,4 @@ def commit(made: Commit) -> pa.RecordBatch:
         "value_int": [value if isinstance(value, int) else None for *_, value in entries],
         "tags": [tags] * n,
     }
-    return _COMMITS.batch(n, columns)
+    return _COMMITS.message(n, _COMMITS.of(columns))

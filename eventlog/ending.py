@@ -81,7 +81,7 @@ def outcome() -> tuple[str, str]:
     """Return how the process ends: "finished", or "exception" and which."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is not None and not isinstance(error, SystemExit):
-        return "exception", f"{type(error).__name__}: {error}"[:500]
+        return "exception", f"{type(error).__name__}: {error}"
     mark = _newest and _newest()
     code = error.code if error is not None else mark.code if mark is not None else _code
-    return ("finished", "") if code in (None, 0, False) else ("exception", f"SystemExit: {code}"[:500])
+    return ("finished", "") if code in (None, 0, False) else ("exception", f"SystemExit: {code}")

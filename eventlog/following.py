@@ -7,6 +7,8 @@ when its commit is told.
 
 from __future__ import annotations
 
+import stat
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -327,7 +329,9 @@ def _within(windows: Collection[int], start: int, stop: int) -> list[int]:
 
 
 def _size(file: SegmentFile) -> int:
+    """Return the size of an index; of what is none it is large: opening it says what it is."""
     try:
-        return file.index.stat().st_size
+        found = file.index.stat()
     except OSError:
-        return 0
+        return sys.maxsize
+    return found.st_size if stat.S_ISREG(found.st_mode) else sys.maxsize

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 UNLOGGED = -1
 UNCOUNTED = -1  # what a mask on a device selects, before the window is settled
 FIRST_ROWS = 4
+RECORD_BYTES = 1 << 10  # what a record of tensors weighs besides its values: 65 536 fill what may be held
 _SMALL_INDEX = 1 << 13  # numpy makes an intp index of an int32 one at every take: a small one is kept as intp
 
 
@@ -95,32 +96,36 @@ class RowBlock:
     calls: Calls = field(default_factory=Calls)
     ids: list[int] = field(default_factory=list[int])  # of the rows logged so far, UNLOGGED for the others
     matrices: list[NDArray[Any]] = field(default_factory=list["NDArray[Any]"])
-    _free: int = 0
+    _first: int = 0  # row of the newest matrix
+    _stop: int = 0  # behind its last one
 
-    def row(self) -> NDArray[Any]:
-        """Return the next row to write into; `note` names it."""
-        if self._free == 0:
-            size = max(1, self.expected, len(self.calls))
-            self.matrices.append(np.empty((size, self.width), self.dtype))
-            self._free = size
-        row = self.matrices[-1][-self._free]
-        self._free -= 1
-        return row
-
-    def note(self, spec: Spec, time: int, step: int | None, dtype: str) -> None:
-        """Name the row that was written last."""
+    def add(
+        self, spec: Spec, values: NDArray[Any], index: Any, time: int, step: int | None, dtype: str
+    ) -> None:
+        """Add a row: the values that the index selects, None: all."""
         calls = self.calls
+        place = len(calls.specs)
+        if place == self._stop:
+            self._grow()
+        arrays.select_into(self.matrices[-1][place - self._first], values, index)
         calls.specs.append(spec)
         calls.times.append(time)
         calls.steps.append(step)
         calls.dtypes.append(dtype)
         self.ids.append(UNLOGGED)
 
+    def _grow(self) -> None:
+        self._first = len(self.calls)
+        size = max(1, self.expected, self._first)
+        self._stop = self._first + size
+        self.matrices.append(np.empty((size, self.width), self.dtype))
+
     def parts(self) -> list[NDArray[Any]]:
         """Return the matrices, cut to the rows in use."""
-        if self._free == 0 or not self.matrices:
+        used = len(self.calls) - self._first
+        if not self.matrices or used == len(self.matrices[-1]):
             return self.matrices
-        return [*self.matrices[:-1], self.matrices[-1][: -self._free]]
+        return [*self.matrices[:-1], self.matrices[-1][:used]]
 
     def taken(self, rows: Sequence[int]) -> Sequence[NDArray[Any] | Parcel]:
         """Return the values of some rows, or of all, in order."""
@@ -154,7 +159,7 @@ class RowBlock:
         """Forget the rows of one key."""
         chosen = [i for i, spec in enumerate(self.calls.specs) if spec.key != key]
         self.matrices = [np.concatenate(self.parts())[chosen]] if chosen else []
-        self._free = 0
+        self._first, self._stop = 0, len(chosen)
         self.calls = self.calls.take(chosen)
         self.ids = [self.ids[i] for i in chosen]
 
@@ -163,8 +168,8 @@ class Masked:
     """One registration of a denominator, and the rows under it; `mask` is None unless on a device."""
 
     __slots__ = (
-        "batch", "blocks", "counted", "drained", "expected", "index", "mask", "packed", "pending",
-        "record_id", "selected", "shape", "spec", "step", "time",
+        "batch", "block", "blocks", "counted", "drained", "expected", "index", "mask", "own_bytes", "packed",
+        "pending", "record_id", "row_bytes", "selected", "shape", "spec", "step", "time",
     )  # fmt: skip
 
     def __init__(
@@ -186,9 +191,11 @@ class Masked:
         self.counted = False  # its own count was exported and reset; it stays usable by other keys
         self.drained = False  # so was all under it; a stat of who registered it brings it back
         self.blocks: dict[str, RowBlock] = {}
+        self.block: RowBlock | None = None  # of them, the one that was added to last
         self.pending: list[tuple[Spec, Any, int, int | None, str]] = []
         self.mask: Held | None = None
         self.selected = UNCOUNTED
+        self.row_bytes = self.own_bytes = 0  # of the host's memory, about: of a row, of the mask itself
         self.packed: NDArray[np.uint8] | Parcel
         if isinstance(mask, np.ndarray):
             self.capture(mask)
@@ -205,10 +212,12 @@ class Masked:
             index = index.astype(np.int32)
         self.index = None if self.selected == flat.size else index
         self.packed = np.packbits(flat, bitorder="little")
+        self.row_bytes = RECORD_BYTES + 4 * self.selected
+        self.own_bytes = self.row_bytes + flat.size // 8
 
     def drain(self) -> None:
         """Forget what was exported: all that is under it, and its own count."""
-        self.counted, self.drained, self.blocks = True, True, {}
+        self.counted, self.drained, self.blocks, self.block = True, True, {}, None
 
     @property
     def elements(self) -> int:
@@ -226,15 +235,20 @@ class Masked:
     def add(self, spec: Spec, values: Any, time: int, step: int | None, dtype: str) -> None:
         """Select `values` (as `arrays.as_values` returns them) into a row, or keep a clone for the drain."""
         if self.mask is None and isinstance(values, np.ndarray):
-            block = self.blocks.get(values.dtype.char)
-            if block is None:
-                block = RowBlock(self.selected, values.dtype, self.expected)
-                self.blocks[values.dtype.char] = block
-            arrays.select_into(block.row(), values, self.index)
-            block.note(spec, time, step, dtype)
+            block = self.block
+            if block is None or block.dtype is not values.dtype:
+                block = self.block = self.block_of(values.dtype)
+            block.add(spec, values, self.index, time, step, dtype)
         else:
             held = values.copy() if isinstance(values, np.ndarray) else Held(values)
             self.pending.append((spec, held, time, step, dtype))
+
+    def block_of(self, dtype: np.dtype[Any]) -> RowBlock:
+        """Return the rows of a dtype on the host."""
+        block = self.blocks.get(dtype.char)
+        if block is None:
+            block = self.blocks[dtype.char] = RowBlock(self.selected, dtype, self.expected)
+        return block
 
 
 @dataclass(slots=True)

@@ -6,23 +6,26 @@ import os
 import threading
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import encode, ending, recorder
+from . import encode, ending, losses, recorder
 from .arrays import as_key, as_metric, as_step
 from .errors import ArealMetricsError, RecordingTypeError
 from .options import Options, open_run, this_process
 from .rivals import rivals
 from .sampling import Sample
 from .schema import Stream
+from .spill import Spill
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
     from .frame import Frame
+    from .message import Message
     from .segment import Loss, Pruned
 
 COMMIT_SECONDS = 5.0  # how long commit() waits for the disk
@@ -52,6 +55,10 @@ class Log:
         )
         size = options.sample_size
         self._sample = Sample(size, self.producer) if size else None
+        seconds = options.spill_seconds
+        self.overflow = Spill(self._write_part, self.writer.takes, options.spill_size, seconds)
+        self.writer.look = self._look
+        self._begun: set[int] = set()  # windows that parts were written of
         self._stuck_at: int | None = None  # the writer's progress when a wait for it was in vain
         # Only now: of two processes that start together at least one sees the other's files.
         if warn_of_rivals and (others := rivals(self.run, self.producer)):
@@ -155,32 +162,47 @@ class Log:
         frame.attempt = self.attempt
         with self._lock:
             self._drained = frame.window
-        if not len(frame):
-            return
-        first, last = frame.first_id, frame.first_id + len(frame) - 1
+        if len(frame) or frame.window in self._begun:
+            self._begun.discard(frame.window)
+            self._records_ticket = self._put(frame, last=True)
+
+    def _write_part(self, frame: Frame) -> None:
+        """Hand over a part of the window that is open: it is complete with what `write` brings of it."""
+        frame.attempt = self.attempt
+        self._begun.add(frame.window)
+        self._put(frame, last=False)
+
+    def _look(self) -> None:
+        try:
+            self.overflow.look()
+        except Exception as error:  # noqa: BLE001 - the writer's thread must live on
+            self.overflow.close()
+            self.writer.news.append(f"expected to spill what is old, got {type(error).__name__}: {error}")
+
+    def _put(self, frame: Frame, *, last: bool) -> int:
         sample = self._sample
-        self._records_ticket = self.writer.put(
-            Stream.RECORDS,
-            lambda: encode.in_frames(encode.records(sample.marked(frame) if sample else frame, self._texts)),
+
+        def records() -> Iterable[pa.RecordBatch | Message]:
+            marked = sample.marked(frame) if sample else frame
+            return encode.in_frames(encode.records(marked, self._texts)) if len(frame) else ()
+
+        def payload() -> Iterable[pa.RecordBatch | Message]:
+            return encode.payload(sample.drawn(frame) if sample else frame)
+
+        put = partial(
+            self.writer.put,
             window=frame.window,
-            first_id=first,
-            last_id=last,
-            nbytes=_ROW_BYTES * len(frame),
-            linger=True,  # the export's collective comes now: the core is the training's
-            step=frame.calls.steps[0],
+            first_id=frame.first_id,
+            last_id=frame.first_id + len(frame) - 1,
+            last=last,
+            linger=last,  # the export's collective comes now: the core is the training's
+            step=frame.calls.steps[0] if len(frame) else None,
         )
+        ticket = put(Stream.RECORDS, records, nbytes=_ROW_BYTES * len(frame))
         if self.options.payload != "off":
             frame.send()
-            self.writer.put(
-                Stream.PAYLOAD,
-                lambda: encode.payload(sample.drawn(frame) if sample else frame),
-                window=frame.window,
-                first_id=first,
-                last_id=last,
-                nbytes=frame.payload_bytes,
-                linger=True,
-                step=frame.calls.steps[0],
-            )
+            put(Stream.PAYLOAD, payload, nbytes=frame.payload_bytes)
+        return ticket
 
     def write_export(
         self,
@@ -349,7 +371,11 @@ class Log:
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Write what is queued; False when that took longer than `timeout` seconds. May be called twice."""
+        self.overflow.close()
+        again = self.writer.closed
         closed = self.writer.close(timeout)
+        if not again and (unsaid := losses.told(self.writer.unsaid())):
+            self.writer.news.append(f"lost, and noted nowhere else: {unsaid}: {self.run.path}")
         self._tell_news()
         return closed
 

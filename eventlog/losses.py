@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .schema import LossCause, Stream
+from .windows import WindowSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .segment import Loss
 
     Place = tuple[Stream, int, int]
 
+_NAMES = {Stream.RECORDS: "records", Stream.PAYLOAD: "values", Stream.COMMITS: "commits"}
 _OF_WINDOWS = (Stream.RECORDS, Stream.PAYLOAD)  # the window of a commit is its number
 
 
@@ -55,6 +57,10 @@ class Losses:
         """Take the first loss that is to be noted."""
         return self._unsaid.pop(next(iter(self._unsaid))) if self._unsaid else None
 
+    def unsaid(self) -> list[Loss]:
+        """Return those that are to be noted."""
+        return list(self._unsaid.values())
+
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are, where no step was known."""
         if not self._counted:
@@ -64,6 +70,21 @@ class Losses:
             for place in places:
                 if (loss := losses.get(place)) and loss.step is None:
                     losses[place] = replace(loss, step=step)
+
+
+def told(losses: Iterable[Loss]) -> str:
+    """Say of which steps something was lost: "records of steps 3-7, 9; commits of steps 3-7"."""
+    said: list[str] = []
+    lost = list(losses)
+    for stream in Stream:
+        own = [loss for loss in lost if loss.stream is stream]
+        steps = WindowSet({loss.step for loss in own if loss.step is not None}).runs()
+        ranges = [f"{first}-{stop - 1}" if stop - first > 1 else str(first) for first, stop in steps]
+        unknown = len({loss.window for loss in own if loss.step is None})
+        words = [f"steps {', '.join(ranges)}"] if ranges else []
+        words += [f"{unknown} window{'s' * (unknown > 1)} without a step"] if unknown else []
+        said += [f"{_NAMES[stream]} of {' and '.join(words)}"] if words else []
+    return "; ".join(said)
 
 
 def _add(losses: dict[Place, Loss], loss: Loss) -> None:

@@ -19,11 +19,29 @@ if TYPE_CHECKING:
 # of 13 (uncompressed 83). A codec's context is set up anew for each of a batch's many small buffers.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _FEW_ROWS: Final = 8  # so few are hardly larger uncompressed, and take a quarter of the time …
-_FEW_BYTES: Final = 4096  # … unless they are long, as the members of a large group are
+_FEW_BYTES: Final = 6144  # … unless they are long, as the members of a large group are
 _SCHEMA_SIZES: Final = {stream: schema.serialize().size for stream, schema in SCHEMAS.items()}
 _PREFIX: Final = b"\xff\xff\xff\xff"
 _LONGEST_HEAD: Final = 1 << 24
 _BATCH: Final = 3
+
+
+class Message(NamedTuple):
+    """A batch as the bytes of its frame, in the parts these lie in."""
+
+    schema: pa.Schema
+    num_rows: int
+    parts: list[bytes | pa.Buffer]
+    ids: tuple[int, int] | None = None  # of its first and last record, where it is part of more
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the frame."""
+        return sum(map(len, self.parts))
+
+    def batch(self) -> pa.RecordBatch:
+        """Return it as a reader gets it."""
+        return pa.ipc.read_record_batch(pa.py_buffer(b"".join(self.parts)), self.schema)
 
 
 def serialize(batch: pa.RecordBatch, stream: Stream) -> pa.Buffer:
@@ -34,12 +52,18 @@ def serialize(batch: pa.RecordBatch, stream: Stream) -> pa.Buffer:
     schema = SCHEMAS[stream]
     if not batch.schema.equals(schema):
         raise TypeError(f"expected the columns of {stream.name.lower()}, got {batch.schema.names}")
-    few = batch.num_rows <= _FEW_ROWS and batch.nbytes <= _FEW_BYTES
-    if few or stream is Stream.PAYLOAD:
-        return batch.serialize()
+    if stream is Stream.PAYLOAD or batch.num_rows <= _FEW_ROWS:
+        frame = batch.serialize()
+        if is_small(stream, batch.num_rows, frame.size):
+            return frame
     sink = pa.BufferOutputStream()
     pa.ipc.new_stream(sink, schema, options=_COMPRESSED).write_batch(batch)
     return sink.getvalue()[_SCHEMA_SIZES[stream] :]
+
+
+def is_small(stream: Stream, rows: int, size: int) -> bool:
+    """Whether the buffers of a frame of so many rows and bytes stay as they are; a payload's always do."""
+    return stream is Stream.PAYLOAD or (rows <= _FEW_ROWS and size <= _FEW_BYTES)
 
 
 class Decoder:
@@ -132,6 +156,7 @@ class Head(NamedTuple):
     compressed: bool = False
     numbers: tuple[int, ...] = ()  # where the lengths of body and batch stand, 8 bytes each
     vectors: tuple[int, ...] = ()  # where the nodes and the buffers begin, each with its length
+    before_body: int = 0
 
 
 class _Form(NamedTuple):
@@ -176,7 +201,7 @@ def head(data: Bytes) -> Head | None:
         layout = tuple(_read(data, "<I", at) if at else 0 for at in vectors)
         compressed = _field(data, batch, 3) != 0
         numbers = (body, _field(data, batch, 0))
-        return Head(_BATCH, size, (layout[0], layout[1]), compressed, numbers, vectors)
+        return Head(_BATCH, size, (layout[0], layout[1]), compressed, numbers, vectors, 8 + head_size)
     except (struct.error, IndexError):
         return None
 

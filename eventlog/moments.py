@@ -41,7 +41,9 @@ _IDENTITY.view(np.float64)[MAX] = -math.inf
 
 def empty(n: int) -> Rows:
     """Return the moments of n keys nobody recorded: the identity of `merge`, shape (n, WORDS)."""
-    return np.tile(_IDENTITY, (n, 1))
+    rows = np.empty((n, WORDS), np.int64)
+    rows[...] = _IDENTITY
+    return rows
 
 
 def floats(rows: Rows) -> NDArray[np.float64]:
@@ -68,9 +70,9 @@ def of_matrix(matrix: NDArray[Any]) -> Rows:
     f = rows.view(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.reduce(matrix, axis=1, dtype=np.float64, out=f[:, SUM])
-    every = np.arange(n)  # in short rows a position is found in a quarter of the time of a minimum
-    f[:, MIN] = matrix[every, matrix.argmin(axis=1)]
-    f[:, MAX] = matrix[every, matrix.argmax(axis=1)]
+    starts = np.arange(0, n * width, width)  # a position is found in a quarter of the time of a minimum
+    f[:, MIN] = matrix.take(starts + matrix.argmin(axis=1))
+    f[:, MAX] = matrix.take(starts + matrix.argmax(axis=1))
     # Both find the first NaN, and reach ±Inf, so they alone tell which rows need the slow path; a finite row
     # whose float64 sum overflows keeps the infinite sum IEEE gives it.
     unclean = ~(np.isfinite(f[:, MIN]) & np.isfinite(f[:, MAX]))
@@ -143,6 +145,10 @@ def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
     """Merge rows that belong to the same of n groups, shape (n, WORDS); floats add in row order."""
     out = empty(n)
     f, g = rows.view(np.float64), out.view(np.float64)
+    if n == len(groups) == np.count_nonzero(np.bincount(groups, minlength=n)):  # each row is a group
+        out[groups] = rows
+        g[:, SUM] += 0.0  # as a sum has it: -0.0 is 0.0
+        return out
     np.maximum.at(out[:, PRESENT], groups, rows[:, PRESENT])
     for word in range(COUNT, SUM):
         np.add.at(out[:, word], groups, rows[:, word])

@@ -15,11 +15,13 @@ from .arrays import as_int
 from .attempt import LARGEST_NUMBER
 from .budget import as_bytes
 from .errors import LogError
+from .overflow import ROOM, SECONDS
 from .rundir import Producer, RunDir, check_number, check_role
 from .sampling import size_of
 
 Fsync = Literal[False, "periodic", "commit"]
 ON_MISTAKE: Final = "AREAL_METRICS_ON_MISTAKE"
+_ENDLESS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Options:
     payload: str = "full"
     payload_budget: int | str | None = None
     fsync: Fsync = False
+    spill_bytes: int | str = ROOM
+    spill_seconds: float = SECONDS
 
     def check(self) -> None:
         """Raise LogError (for a rank or world size RecordingError) for an option that is none."""
@@ -48,7 +52,10 @@ class Options:
             raise LogError(f"expected resume to be allow, must or never, got {self.resume!r}")
         if self.fsync not in (False, "periodic", "commit"):
             raise LogError(f"expected fsync to be False, 'periodic' or 'commit', got {self.fsync!r}")
-        _ = self.sample_size, self.budget, place_in_world(self.rank, self.world_size)  # which raise
+        if not isinstance(self.spill_seconds, (int, float)) or not 0 <= self.spill_seconds < _ENDLESS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LogError(f"expected spill_seconds of 0 (never) or more, got {self.spill_seconds!r}")
+        # These raise.
+        _ = self.sample_size, self.budget, self.spill_size, place_in_world(self.rank, self.world_size)
 
     @property
     def sample_size(self) -> int | None:
@@ -59,6 +66,11 @@ class Options:
     def budget(self) -> int | None:
         """The payload budget in bytes."""
         return None if self.payload_budget is None else as_bytes(self.payload_budget)
+
+    @property
+    def spill_size(self) -> int:
+        """How many bytes of a window are held in memory; 0: all."""
+        return 0 if self.spill_bytes in (0, "0") else as_bytes(self.spill_bytes, "spill_bytes")
 
 
 def open_run(options: Options) -> RunDir:

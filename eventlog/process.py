@@ -21,6 +21,7 @@ from .arrays import as_step
 from .errors import ArealMetricsError, LogError
 from .log import CLOSE_SECONDS, END_SECONDS, Log
 from .options import ON_MISTAKE, Options, integer_of, lenient, switch_of
+from .overflow import ROOM, SECONDS
 
 if TYPE_CHECKING:
     from .options import Fsync
@@ -42,6 +43,8 @@ def start(
     payload: str = "full",
     payload_budget: int | str | None = None,
     fsync: Fsync = False,
+    spill_bytes: int | str = ROOM,
+    spill_seconds: float = SECONDS,
 ) -> Log:
     """Start the log of this process in `run_dir`, which is created when it does not exist.
 
@@ -50,7 +53,9 @@ def start(
     must | never insists on an existing run or a new one; `payload` "full" keeps every selected value,
     "sample" (or "sample:N") at most 1024 (or N) of each record, "off" the moments alone; `payload_budget` is
     how many bytes of them this process keeps (5_000_000_000, "5GB"), the oldest go first; `fsync` False
-    survives a killed process, "periodic" and "commit" a dead node.
+    survives a killed process, "periodic" and "commit" a dead node. What is not exported for long leaves the
+    memory: a tracker that holds more than `spill_bytes`, or anything for longer than `spill_seconds`, is
+    written down in parts (0: never), which count when they are exported.
     """
     options = Options(
         os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir,
@@ -63,6 +68,8 @@ def start(
         payload,
         payload_budget,
         fsync,
+        spill_bytes,
+        spill_seconds,
     )
     with _lock:
         if _current is not None:
@@ -105,6 +112,7 @@ def current() -> Log | None:
 def _install(log: Log) -> Log:
     global _current, _after_fork
     _current, _after_fork = log, None
+    log.overflow.open()
     _chain_sigterm()
     ending.watch(_drain_at_exit)
     return log
@@ -135,8 +143,8 @@ def _started_by_environment() -> Log | None:
 
 
 _PREFIX = "AREAL_METRICS_"
-_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP")
-_TEXTS = ("ROLE", "RESUME", "PAYLOAD", "PAYLOAD_BUDGET")
+_INTEGERS = ("RANK", "WORLD_SIZE", "ATTEMPT", "RESUME_STEP", "SPILL_SECONDS")
+_TEXTS = ("ROLE", "RESUME", "PAYLOAD", "PAYLOAD_BUDGET", "SPILL_BYTES")
 _VARIABLES = ("DIR", "DISABLED", "FSYNC", *_TEXTS, *_INTEGERS)
 
 
@@ -169,6 +177,7 @@ def _forget_in_child() -> None:
     global _current, _after_fork, _lock
     _lock = threading.RLock()
     if _current is not None:
+        _current.overflow.close()
         _current.writer.abandon()
         _after_fork, _current = _current.options, None
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import pyarrow as pa
+import numpy as np
 
+from .blocks import pieces
 from .errors import ManifestError
+from .files import is_there
+from .gaps import missing
 from .manifest import read_json
 from .rundir import Problem, Producer, RunDir, SegmentFile, now_us
-from .schema import IndexRecord, LossCause, RecordType, Stream
+from .schema import ENTRY_SIZE, IndexRecord, LossCause, RecordType, Stream
 from .sealed import SILENT_SECONDS, SealedSegment, read_end
+from .seen import Seen
 from .segment import NOTHING_TOLD, Loss, Pruned, Told
 from .windows import Completeness, WindowSet
 
@@ -26,7 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .sealed import Sealed
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from .entries import Entries
 
     Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
     Wanted = Callable[[str, IndexRecord], bool]
@@ -46,7 +53,7 @@ class SessionState:
     payload: WindowSet = field(default_factory=WindowSet)  # with all their payload, as its index says
     heartbeat_us: int = 0  # last sign of life, UTC
     ended: bool = False  # closed in order
-    losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them
+    losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them, and missing commits
     pruned: set[int] = field(default_factory=set[int])  # payload segments removed to keep a budget …
     prunes: list[Pruned] = field(default_factory=list[Pruned])  # … and what was in them
     told: Told = NOTHING_TOLD  # what the process said of itself with its last sign of life
@@ -66,8 +73,8 @@ class Block(NamedTuple):
     """Frames of one producer that lie together, their rows joined in their order."""
 
     producer: Producer
-    entries: list[IndexRecord]
-    batch: pa.RecordBatch
+    entries: NDArray[Any]  # what the index says of each, with the fields of an IndexRecord
+    batch: pa.RecordBatch  # texts as codes
 
 
 class RunReader:
@@ -78,9 +85,7 @@ class RunReader:
         self.run = RunDir.open(path)
         self._producers: dict[str, Producer] = {}
         self._dead: dict[str, bool] = {}  # sessions without an end mark whose life was asked for in this pass
-        self._checked: dict[Path, WindowSet] = {}  # per stream of records: the places of the frames read
-        self._bad: set[tuple[Path, int]] = set()  # frames found damaged
-        self._left: Mapping[Path, Sequence[tuple[int, int]]] = {}  # frames that are left out
+        self._seen = Seen()
 
     @property
     def problems(self) -> list[Problem]:
@@ -104,17 +109,24 @@ class RunReader:
         return self._frames(Stream.PAYLOAD, wanted)
 
     def blocks(
-        self, stream: Stream, columns: Sequence[str] | None = None, wanted: Wanted | None = None
+        self,
+        stream: Stream,
+        columns: Sequence[str] | None = None,
+        wanted: Callable[[str, NDArray[Any]], NDArray[np.bool_]] | None = None,
     ) -> Iterator[Block]:
         """Yield the good frames of a stream joined to blocks of about a megabyte: the way to read many.
 
-        All columns or some of them, in the schema's order; `wanted` is asked before a frame is read.
+        All columns or some of them, in the schema's order. `wanted(session, entries)` is asked before frames
+        are read, of many at once, and answers for each.
         """
-        for producer, entries in self._read(stream, wanted, None if columns is None else tuple(columns)):
-            good = [(entry.record, entry.batch) for entry in entries if entry.record and entry.batch]
-            if good:
-                joined = pa.Table.from_batches([batch for _, batch in good]).combine_chunks()
-                yield Block(producer, [record for record, _ in good], joined.to_batches()[0])
+        named = None if columns is None else tuple(columns)
+        for producer, segment, left in self._opened(stream, named):
+            asked = None if wanted is None else partial(wanted, producer.session)
+            for piece in pieces(segment, named, asked, left):
+                keep = stream is not Stream.PAYLOAD
+                self._seen.note(segment.data_path, piece.slots, piece.good, keep=keep)
+                if len(piece.entries):
+                    yield Block(producer, piece.entries, piece.batch)
 
     def leave_out(self, frames: Mapping[Path, Sequence[tuple[int, int]]]) -> None:
         """Do not read some frames: the caller has their rows from elsewhere, and they count as good.
@@ -122,12 +134,14 @@ class RunReader:
         By stream (`SegmentFile.data`), as ranges (first, stop) of places in its index, in order. Replaces
         what was left out before.
         """
-        self._left = frames
+        self._seen.left = frames
 
     def sessions(self) -> list[SessionState]:
-        """Return the state of every process; frames of records not read before are read to be sure."""
+        """Return the state of every process; frames of records and commits not read before are read."""
         self._dead.clear()
-        return [self._state(files) for files in by_session(self.run.segments())]
+        found = [self._state(files) for files in by_session(self.run.segments())]
+        self.run.judge_empty(SILENT_SECONDS)
+        return found
 
     # Segments
 
@@ -160,7 +174,7 @@ class RunReader:
             # A listing may miss what is just created: few, and the last ones.
             for number in range(max(expected, file.number - _UNLISTED), file.number):
                 between = replace(file, number=number)
-                if between.index.exists() or between.data.exists():
+                if is_there(between.index) or is_there(between.data):
                     yield Place(between, newest=False, after_gap=self._missing(file, expected, number))
                     expected = number + 1
             yield Place(file, file is files[-1], self._missing(file, expected, file.number))
@@ -197,17 +211,13 @@ class RunReader:
         except (ManifestError, KeyError, TypeError):
             return frozenset()
 
-    def _is_left(self, path: Path, slot: int) -> bool:
-        return any(first <= slot < stop for first, stop in self._left.get(path, ()))
-
-    def _read(
-        self, stream: Stream, wanted: Wanted | None, columns: tuple[str, ...] | None = None
-    ) -> Iterator[tuple[Producer, list[Sealed]]]:
-        """Yield the frames that lie together, producer by producer."""
+    def _opened(
+        self, stream: Stream, columns: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[Producer, SealedSegment, Sequence[tuple[int, int]]]]:
+        """Yield the segments of a stream, producer by producer, each with what of it is left out."""
         self._dead.clear()
         for files in by_session(self.run.segments(stream)):
             producer = self.producer(files)
-            asked = None if wanted is None else partial(wanted, producer.session)
             gone: set[int] = set()
             for place in self.places(files):
                 with self.opened(place.file, newest=place.newest, columns=columns) as segment:
@@ -215,33 +225,22 @@ class RunReader:
                         gone = gone if place.file.number in gone else self.pruned(place.file)
                         if place.file.number in gone:
                             continue
-                    left = self._left.get(segment.data_path, ())
-                    begin = left[0][1] if left and left[0][0] <= 1 else 0  # place 0 is the schema's
-                    for entries in segment.sealed(begin, asked):
-                        read = [
-                            entry
-                            for entry in entries
-                            if entry.read and not (left and self._is_left(segment.data_path, entry.slot))
-                        ]
-                        for entry in read:
-                            self.remember(segment, entry.slot, good=entry.batch is not None)
-                        yield producer, read
+                    yield producer, segment, self._seen.left.get(segment.data_path, ())
 
     def _frames(self, stream: Stream, wanted: Wanted | None = None) -> Iterator[Frame]:
-        for producer, entries in self._read(stream, wanted):
-            for entry in entries:
-                if entry.record and entry.batch:
-                    yield producer, entry.record, entry.batch
+        for producer, segment, left in self._opened(stream):
+            asked = None if wanted is None else partial(wanted, producer.session)
+            begin = left[0][1] if left and left[0][0] <= 1 else 0  # place 0 is the schema's
+            for entry in chain.from_iterable(segment.sealed(begin, asked)):
+                if entry.read and not (left and self._seen.is_left(segment.data_path, entry.slot)):
+                    self.remember(segment, entry.slot, good=entry.batch is not None)
+                    if entry.record and entry.batch:
+                        yield producer, entry.record, entry.batch
 
     def remember(self, segment: SealedSegment, slot: int, *, good: bool) -> None:
         """Note that a frame was read, so that `sessions` need not read it again."""
-        path = segment.data_path
-        if segment.file.stream is Stream.RECORDS:
-            self._checked.setdefault(path, WindowSet()).add(slot)
-        if good:
-            self._bad.discard((path, slot))
-        else:
-            self._bad.add((path, slot))
+        keep = segment.file.stream is not Stream.PAYLOAD
+        self._seen.note(segment.data_path, np.array([slot]), np.array([good]), keep=keep)
 
     def _is_dead(self, file: SegmentFile) -> bool:
         if file.session not in self._dead:
@@ -256,30 +255,53 @@ class RunReader:
         records = self._account(streams.get(Stream.RECORDS, []), state)
         state.complete, state.incomplete = records.complete, records.incomplete
         state.payload = self._account(streams.get(Stream.PAYLOAD, []), state).complete
-        self._account(streams.get(Stream.COMMITS, []), state)
+        own = streams.get(Stream.COMMITS, [])
+        commits = self._account(own, state)
+        noted = [loss.window for loss in state.losses if loss.stream is Stream.COMMITS]
+        state.losses += missing(commits, noted, self._walked(own), lambda: self._is_dead(own[-1]))
         return state
 
     def _account(self, files: list[SegmentFile], state: SessionState) -> Completeness:
         windows = Completeness()
         gone: list[SegmentFile] = []
+        ended = False
         for place in self.places(files):
             stream = place.file.stream
             with self.opened(place.file, newest=place.newest) as segment:
                 if place.after_gap or segment.header is None:
                     windows.gap()
+                if not segment.slots:
+                    self._judge_nothing(segment, place, after=ended)
                 frames = False
-                for slot, record in segment.entries():
-                    self._count(segment, slot, record, state, windows)
-                    frames |= record is not None and record.type == RecordType.FRAME
-                if frames and not segment.has_data:
+                for run in segment.runs():
+                    self._count_all(segment, run, state, windows)
+                    frames |= bool(run.frames.any())
+                if not segment.has_data and (frames or segment.slots):
                     gone.append(place.file)
                 state.bytes[stream] += segment.bytes
                 state.unsealed[stream] += segment.unsealed
                 state.heartbeat_us = max(state.heartbeat_us, segment.seen_us)
+                ended = segment.ended
                 if stream is Stream.RECORDS:
-                    state.ended = segment.ended
+                    state.ended = ended
         self._judge_gone(gone, state)
         return windows
+
+    def _judge_nothing(self, segment: SealedSegment, place: Place, *, after: bool) -> None:
+        """A segment without its schema is one just begun, or the last one of a killed process, or damage.
+
+        Not the last one when the segment before was ended `after` it was begun.
+        """
+        first = place.file.number == 0 and place.file.stream is Stream.RECORDS
+        told = segment.header is None and segment.bytes >= ENTRY_SIZE
+        if not told and (not place.newest or ((first or after) and self._is_dead(place.file))):
+            reason = "seals nothing: its process wrote no more, or it is gone"
+            self.run.found.add(Problem(segment.index_path, reason, offset=0))
+
+    def _walked(self, files: Iterable[SegmentFile]) -> Iterator[SealedSegment]:
+        for place in self.places(files):
+            with self.opened(place.file, newest=place.newest) as segment:
+                yield segment
 
     def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
         """A stream that is gone is damage, but for payload whose removal the process has noted."""
@@ -290,6 +312,21 @@ class RunReader:
                 self.run.found.clear(file.data)
             else:
                 self.run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
+
+    def _count_all(
+        self, segment: SealedSegment, run: Entries, state: SessionState, windows: Completeness
+    ) -> None:
+        """Count index records: one by one, unless they tell of nothing but good frames and signs of life."""
+        frames, types = run.table[run.frames], run.table["type"]
+        signs = run.table[np.isin(types, (RecordType.HEARTBEAT, RecordType.END))]
+        unread = segment.file.stream is Stream.PAYLOAD  # it is not read for this
+        good = segment.has_data and self._seen.all_right(segment.data_path, run, unread=unread)
+        if good and len(frames) + len(signs) == len(types) and run.good.all() and windows.frames(frames):
+            if len(signs):
+                state.told = Told(int(signs["offset"][-1]), int(signs["length"][-1]))
+            return
+        for slot, record in run.records():
+            self._count(segment, slot, record, state, windows)
 
     def _count(
         self,
@@ -314,13 +351,15 @@ class RunReader:
             state.told = Told(record.offset, record.length)
 
     def _is_good(self, segment: SealedSegment, slot: int, record: IndexRecord) -> bool:
-        """Whether the bytes of a frame are right. Those of payload and commits are not read for it."""
-        if self._left and self._is_left(segment.data_path, slot):
+        """Whether the bytes of a frame are right. Those of payload are not read for it."""
+        if self._seen.is_left(segment.data_path, slot):
             return True
-        unread = slot not in self._checked.get(segment.data_path, ())
+        unread = not self._seen.is_read(segment.data_path, slot)
         if segment.file.stream is Stream.RECORDS and unread:
             self.remember(segment, slot, good=segment.batch(slot, record) is not None)
-        return segment.has_data and (segment.data_path, slot) not in self._bad
+        elif segment.file.stream is Stream.COMMITS and unread and segment.has_data:
+            self.remember(segment, slot, good=segment.frame(slot, record) is not None)
+        return segment.has_data and not self._seen.is_bad(segment.data_path, slot)
 
 
 def by_session(files: Iterable[SegmentFile]) -> Iterator[list[SegmentFile]]:
@@ -340,13 +379,15 @@ def is_dead(run: RunDir, file: SegmentFile) -> bool:
     if not own:
         return True
     end = read_end(own[-1])
+    before = read_end(own[-2]) if len(own) > 1 and end.header is None else end  # the newest just begins
+    seen_us = max(end.seen_us, before.seen_us) or own[-1].started_us
     newest = run.newest_attempt()
     if end.ended or (end.attempt is not None and newest is not None and newest > end.attempt):
         return True
     later = [other.started_us for other in kin if other.session != file.session]
     later += [claim.started_us for claim in run.attempts()]
-    silent = abs(now_us() - end.seen_us) / 1e6
-    followed = (max(later, default=0) - end.seen_us) / 1e6
+    silent = abs(now_us() - seen_us) / 1e6
+    followed = (max(later, default=0) - seen_us) / 1e6
     return silent > SILENT_SECONDS or followed > FOLLOWED_SECONDS
 
 

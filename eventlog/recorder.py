@@ -7,12 +7,11 @@ masks of its own, see `binding`.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -20,8 +19,10 @@ from weakref import WeakSet
 import numpy as np
 
 from . import arrays, batch, binding, device, histogram, moments, scope
+from .collection import collect, histograms
 from .errors import RecordingError
 from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
+from .overflow import NUMBER_BYTES, Spilled, valve, window
 from .reduction import Kind, ReduceType, Spread
 from .settlement import settle
 from .specs import Specs
@@ -37,7 +38,6 @@ _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR,
 
 _ids_lock = threading.Lock()
 _next_id = 0
-_windows = itertools.count()
 _process_step: int | None = None
 _recorders: WeakSet[Recorder] = WeakSet()
 
@@ -54,9 +54,12 @@ class Recorder:
         self.specs = Specs(name)
         self._expected: dict[Spec, int] = {}
         self._latest: dict[str, Masked] = {}  # of any context, for those that registered none
+        self._known = binding.NOWHERE
         self.masks: list[Masked] = []
         self.series: dict[tuple[Spec, int | None, str | None], Series] = {}
         self.kept_since: int | None = None  # the first window with records that a later export covers too
+        self.room = valve.room  # bytes that it may still hold
+        self.spilled = Spilled()
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -77,6 +80,7 @@ class Recorder:
         names = [self.full_key(key) for key in keys]
         with self.lock:
             self.specs.declare(names, spread)
+            self._known = binding.NOWHERE
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: that of the process, else the commit's."""
@@ -111,7 +115,11 @@ class Recorder:
             self.specs.claim([masked.spec for _, masked in added])
             self.masks += [masked for _, masked in added]
             self._latest.update(added)
+            for _, masked in added:
+                self.room -= masked.own_bytes
         binding.bind(self, added)
+        if self.room < 0:
+            self.room = valve.release(self)
 
     def unregister(self, key: str) -> str:
         """Let no stat bind to a mask any more, for the next one was refused; returns its full key."""
@@ -125,38 +133,52 @@ class Recorder:
         self,
         denominator: str,
         tensors: Mapping[str, Any],
-        reduce_type: ReduceType = ReduceType.AVG_MIN_MAX,
+        reduce_type: ReduceType | None = None,
         label: str | None = None,
         quantiles: Any = None,
     ) -> None:
-        """Record floating tensors of the denominator's shape under its mask.
+        """Record floating tensors of the denominator's shape under its mask; None: AVG_MIN_MAX.
 
         That is the one this context (task or thread) registered last since it exported, whoever else did;
         where it registered none, the last one that anybody registered since anybody exported.
         """
-        asked = () if quantiles is None else histogram.as_quantiles(quantiles)
-        reduce_type = arrays.as_reduce_type(reduce_type)
-        if reduce_type is ReduceType.SCALAR:
-            raise RecordingError(
-                "expected a reduce type for tensors, got SCALAR; use scalar() for single numbers"
-            )
-        prefix = self._root + scope.prefix(self)
         now, step = self._now()
         with self.lock:
-            under = self.specs.under(prefix, denominator, reduce_type, label, asked)
-            masked = binding.bound(self, under.denominator, self._latest.get(under.denominator))
-            if masked is None:
-                raise self._unbound(under.denominator)
-            checked = [
-                (spec := under[key], *arrays.as_values(value, spec.key, masked.shape))
-                for key, value in tensors.items()
-            ]
-            self.specs.claim([spec for spec, _, _ in checked])
+            place = self._known
+            if quantiles is not None or not place.is_of(denominator, reduce_type, label):
+                place = self._find(denominator, reduce_type, label, quantiles)
+            under, masked = place.under, place.masked
+            specs: list[Spec] = []
+            checked: list[tuple[Spec, Any, str]] = []
+            for key, value in tensors.items():
+                spec = under[key]
+                specs.append(spec)
+                checked.append((spec, *arrays.as_values(value, spec.key, masked.shape)))
+            self.specs.claim(specs)
             if masked.drained:
                 masked.drained = False
                 self.masks.append(masked)
             for spec, values, dtype in checked:
                 masked.add(spec, values, now, step, dtype)
+            self.room -= masked.row_bytes * len(checked)
+        if self.room < 0:
+            self.room = valve.release(self)
+
+    def _find(self, denominator: str, reduce_type: Any, label: str | None, quantiles: Any) -> binding.Place:
+        """Return where stats go, and remember it for the next ones."""
+        asked = () if quantiles is None else histogram.as_quantiles(quantiles)
+        kind = ReduceType.AVG_MIN_MAX if reduce_type is None else arrays.as_reduce_type(reduce_type)
+        if kind is ReduceType.SCALAR:
+            hint = "use scalar() for single numbers"
+            raise RecordingError(f"expected a reduce type for tensors, got SCALAR; {hint}")
+        under = self.specs.under(self._root + scope.prefix(self), denominator, kind, label, asked)
+        masked = binding.bound(self, under.denominator, self._latest.get(under.denominator))
+        if masked is None:
+            raise self._unbound(under.denominator)
+        place = binding.Place(denominator, reduce_type, label, under, masked)
+        if quantiles is None and masked is binding.bound(self, under.denominator, None):  # not another's
+            self._known = place
+        return place
 
     def _unbound(self, denominator: str) -> RecordingError:
         known = ", ".join(map(repr, sorted(binding.names(self) | set(self._latest)))) or "none"
@@ -195,12 +217,16 @@ class Recorder:
             for each, value in checked.items():
                 series.append(value, now)
                 series.samples.append(each)
+            self.room -= 2 * NUMBER_BYTES * len(checked)
+        if self.room < 0:
+            self.room = valve.release(self)
 
     def sampled(self, key: str) -> bool:
         """Whether the window has the key by sample."""
         full = self.full_key(key)
         with self.lock:
-            return any(s.about is not None and s.spec.key == full for s in self.series.values())
+            held = (s.about is not None and s.spec.key == full for s in self.series.values())
+            return full in self.spilled.sampled or any(held)
 
     def timing(self, key: str, seconds: float | device.Lap) -> None:
         """Append a duration in seconds under "timeperf/", whatever the scope and tracker."""
@@ -219,18 +245,24 @@ class Recorder:
             ready: list[tuple[Series, Any]] = []
             for key, value in values:
                 spec = self.specs.of(key, kind, _SERIES_TYPES[kind], None, label)
-                series = self.series.get((spec, step, None)) or Series(spec, step)
+                series = self.series.get((spec, step, None)) or Series(
+                    spec, step, total=self.spilled.total(spec)
+                )
                 series.check(value)
                 ready.append((series, value))
             self.specs.claim([series.spec for series, _ in ready])
             for series, value in ready:
                 self.series[series.spec, step, None] = series
                 series.append(value, now)
+            self.room -= NUMBER_BYTES * len(ready)
+        if self.room < 0:
+            self.room = valve.release(self)
 
     def begin_anew(self) -> None:
         """In a forked child: what was recorded is the parent's to export, and so may be the lock."""
         self.lock = threading.RLock()
         self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
+        self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
         self.specs.forget()
 
     # -- drain -------------------------------------------------------------------------------------
@@ -243,6 +275,7 @@ class Recorder:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
             masked.drain()
         self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
+        self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
         self.specs.forget()
         binding.release(self)
 
@@ -254,7 +287,18 @@ class Recorder:
                 if block.of_key(key):
                     block.drop_key(key)
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
+        self.spilled.forget_key(key)
         self.specs.forget_key(key)
+
+    def let_go(self, masks: Iterable[Masked], series: Iterable[tuple[Spec, int | None, str | None]]) -> None:
+        """Drop what was spilled; its masks stay usable."""
+        for masked in masks:
+            masked.drain()
+        self.masks = [masked for masked in self.masks if not masked.drained]
+        for identity in series:
+            gone = self.series.pop(identity)
+            if gone.about is not None:
+                self.spilled.sampled.add(gone.spec.key)
 
 
 def set_step(step: Any) -> None:
@@ -284,15 +328,19 @@ def drain(
         for recorder in chosen:
             held.enter_context(recorder.lock)
         settle((m for r in chosen for m in r.masks), (s for r in chosen for s in r.series.values()))
-        frame = Frame(next(_windows), _ids_for(chosen))
-        specs, rows = _collect(chosen, frame, key)
-        histograms = _histograms(chosen, frame, key)
+        frame = Frame(window.close(), _ids_for(chosen))
+        specs: list[Spec] = []
+        rows: list[Rows] = []
+        for recorder in chosen:
+            recorder.spilled.give(key, specs, rows)
+            collect(recorder.masks, recorder.series.values(), frame, key, specs, rows)
+        counts = _histograms(chosen, frame, key)
         frame.seal(step)
         since = [frame.window, *(r.kept_since for r in chosen if r.kept_since is not None)]
         for recorder in chosen:
             _release(recorder, key, reset, frame.window)
     found = np.concatenate(rows) if rows else moments.empty(0)
-    return Drained(frame, specs, found, min(since), step, histograms)
+    return Drained(frame, specs, found, min(since), step, counts)
 
 
 def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:
@@ -323,52 +371,27 @@ def reserve_ids(n: int) -> int:
     return first
 
 
-def _collect(recorders: list[Recorder], frame: Frame, key: str | None) -> tuple[list[Spec], list[Rows]]:
-    specs: list[Spec] = []
-    rows: list[Rows] = []
-    for recorder in recorders:
-        for masked in recorder.masks:
-            _collect_masked(masked, frame, key, specs, rows)
-        for series in recorder.series.values():
-            if key is None or series.spec.key == key:
-                frame.add_series(series)
-                specs.append(series.spec)
-                rows.append(series.moments()[None])
-    return specs, rows
-
-
-def _collect_masked(
-    masked: Masked, frame: Frame, key: str | None, specs: list[Spec], rows: list[Rows]
-) -> None:
-    blocks = [block for block in masked.blocks.values() if block.of_key(key)]
-    own = (key is None or masked.spec.key == key) and not masked.counted
-    if (blocks or own) and masked.record_id == UNLOGGED:
-        frame.add_mask(masked)
-    if own:
-        specs.append(masked.spec)
-        rows.append(masked.moments())
-    for block in blocks:
-        found = block.moments()
-        frame.add_rows(masked, block, found, key)
-        chosen = block.of_key(key)
-        specs += block.calls.specs if key is None else [block.calls.specs[i] for i in chosen]
-        rows.append(found if key is None else found[chosen])
-
-
-def _histograms(recorders: list[Recorder], frame: Frame, key: str | None) -> dict[Spec, Rows]:
-    """Count the values of keys of which quantiles are asked; their records are tagged with what is asked."""
+def _histograms(chosen: list[Recorder], frame: Frame, key: str | None) -> dict[Spec, Rows]:
+    """Return the histograms of the keys of which quantiles are asked."""
     found: dict[Spec, Rows] = {}
-    masks = (masked for recorder in recorders if recorder.specs.asks for masked in recorder.masks)
-    for block in (block for masked in masks for block in masked.blocks.values()):
-        for spec, record, counts in block.asked(key):
-            frame.tags[record] = histogram.tags(spec.quantiles)
-            found[spec] = counts if spec not in found else found[spec] + counts
+    for recorder in chosen:
+        if recorder.specs.asks:
+            found.update(recorder.spilled.counts_of(key))
+            histograms(recorder.masks, frame, key, found)
     return found
+
+
+def recorders() -> list[Recorder]:
+    """Return the recorders of this process."""
+    while True:
+        with suppress(RuntimeError):  # another thread made one meanwhile
+            return list(_recorders)
 
 
 def _begin_anew_in_child() -> None:
     global _ids_lock
     _ids_lock = threading.Lock()
+    window.begin_anew()
     binding.begin_anew()
     for recorder in _recorders:
         recorder.begin_anew()

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from .attempt import attempt_of
 from .errors import ManifestError, RunDirectoryError
+from .files import is_folder, is_there
 from .judge import Judge
 from .manifest import read_json, write_json
 from .reader import RunReader, by_session
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .reader import SessionState
-    from .rundir import Producer, SegmentFile
-    from .salvage import Plan
+    from .rundir import Producer, RunDir, SegmentFile
+    from .salvage import Kept, Plan
     from .segment import Loss
 
     Progress = Callable[[int, int], object]  # called with the bytes done and the bytes there are
@@ -144,7 +145,7 @@ def _invalid(batch: pa.RecordBatch) -> str:
 
 def _check_manifests(reader: RunReader) -> list[FileReport]:
     found: list[FileReport] = []
-    for path in _manifests(reader.run.path):
+    for path in _manifests(reader.run):
         try:
             said = read_json(path)
             if path.parent.name == "attempts":
@@ -171,18 +172,31 @@ def _with_problems(reader: RunReader, files: Sequence[FileReport]) -> list[FileR
 
 
 def recover(
-    run_dir: str | os.PathLike[str], into: str | os.PathLike[str], *, progress: Progress | None = None
+    run_dir: str | os.PathLike[str],
+    into: str | os.PathLike[str],
+    *,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
 ) -> Recovery:
     """Save what can be saved of a run into a new directory, which then reads without a problem.
 
     Sealed frames are copied where their checksum is right. Where an index is lost its stream is walked, and
     what is found there is fully validated in a child process, so that no damage ends this one. What is gone
     is noted in the copy as lost, and its windows as incomplete. The run itself stays as it is. Cursors and
-    derived tables are left behind, with them the payload that compaction left there alone: that is counted.
-    RunDirectoryError when `into` is not empty; NotARunError, FormatVersionError.
+    derived tables are left behind. `kept(segment, place)` has the rows of frames of payload that cannot be
+    read, as tables hold them (`aggregator.recover` gives it): without it payload that compaction left in
+    tables alone is counted as discarded.
+    RunDirectoryError when `into` is not empty, or cannot be written; NotARunError, FormatVersionError.
     """
     reader = RunReader(Path(run_dir))
-    target = _target(reader.run.path, Path(into))
+    try:
+        return _recovered(reader, _target(reader.run.path, Path(into)), kept, progress)
+    except OSError as error:
+        got = f"{error.strerror or error}: {error.filename or into}"
+        raise RunDirectoryError(f"expected to write a copy of the run, got {got}") from error
+
+
+def _recovered(reader: RunReader, target: Path, kept: Kept | None, progress: Progress | None) -> Recovery:
     producers = reader.producers()
     files = [_save_manifest(reader, target, producers), *_save_attempts(reader, target)]
     states = {state.producer.session: state for state in reader.sessions()}
@@ -191,12 +205,13 @@ def recover(
     with Judge() as judge:
         for session in by_session(segments):
             state = states.get(session[0].session)
-            files += _Session(reader, target, judge, meter, reader.producer(session)).save(session, state)
+            one = _Session(reader, target, judge, meter, reader.producer(session), kept)
+            files += one.save(session, state)
     return Recovery(reader.run.path, target, files)
 
 
 def _target(run: Path, into: Path) -> Path:
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+    if is_there(into) and not (is_folder(into) and not any(into.iterdir())):
         raise RunDirectoryError(
             f"expected a new or an empty directory to recover into, got files in it: {into}"
         )
@@ -223,7 +238,7 @@ def _save_manifest(reader: RunReader, target: Path, producers: Sequence[Producer
 
 def _save_attempts(reader: RunReader, target: Path) -> list[SalvageReport]:
     found: list[SalvageReport] = []
-    for path in _manifests(reader.run.path, "attempts"):
+    for path in reader.run.json_files("attempts"):
         place = path.relative_to(reader.run.path)
         try:
             claim = read_json(path)
@@ -244,8 +259,15 @@ class _Session:
     """Saves the segments of one process."""
 
     def __init__(
-        self, reader: RunReader, target: Path, judge: Judge, meter: _Meter, producer: Producer
+        self,
+        reader: RunReader,
+        target: Path,
+        judge: Judge,
+        meter: _Meter,
+        producer: Producer,
+        kept: Kept | None,
     ) -> None:
+        self._kept = kept
         self._reader = reader
         self._target = target
         self._judge = judge
@@ -267,7 +289,7 @@ class _Session:
             if not every:
                 continue
             pruned = {gone.number for gone in state.prunes} if state else set[int]()
-            planner = Planner(stream, self._judge, self._window_of)
+            planner = Planner(stream, self._judge, self._window_of, self._target, self._kept)
             plans = [self._plan(planner, file, pruned) for file in every]
             if stream is Stream.RECORDS:
                 self._learn(plans, state)
@@ -288,8 +310,8 @@ class _Session:
                 return planner.tombstone(source)
             if not source.has_data and not source.index:
                 return planner.refuse(source, "is missing")
-            if not source.has_data and file.number in self._reader.pruned(file):
-                return planner.refuse(source, "has its rows in tables alone, which are not copied")
+            if not source.has_data and self._kept is None and file.number in self._reader.pruned(file):
+                return planner.forgo(source, "their rows are in tables alone, which are not copied")
             refused = Problems()
             with SealedSegment(file, refused, newest=False) as segment:
                 if source.header is not None and segment.header is None:
@@ -362,12 +384,10 @@ def _streams(files: Iterable[SegmentFile]) -> Iterator[tuple[Stream, list[Segmen
             yield stream, list(some)
 
 
-def _manifests(root: Path, *folders: str) -> list[Path]:
-    """Return the JSON files of a run, or of some of its folders."""
-    found = [root / "run.json"] if not folders else []
-    for folder in folders or ("attempts", "cursors"):
-        found += sorted(path for path in (root / folder).glob("*.json") if not path.name.startswith("."))
-    return [path for path in found if path.exists()]
+def _manifests(run: RunDir) -> list[Path]:
+    """Return the JSON files of a run."""
+    own = run.path / "run.json"
+    return [*([own] if is_there(own) else []), *run.json_files("attempts"), *run.json_files("cursors")]
 
 
 def _size(path: Path) -> int:

@@ -19,7 +19,7 @@ _SECRET_NAME: Final = re.compile(
     r"|auth|master|license|webhook)_keys?$"
     r"|(?:^|_)(?:token|secret|secrets|pass|password|passwords|passwd|passphrase|pwd|credential|credentials|auth"
     r"|authorization|cookie|cookies)$"
-    r"|(?:^|_)(?:apikey|bearer)$"
+    r"|(?:^|_)(?:apikey|authkey|bearer|pass_word|passcode)$"
 )
 _HARMLESS: Final = re.compile(
     r"(?:^|_)(?:eos|bos|pad|unk|sep|cls|mask|stop|start|end|think|image|video|audio|special|chat|tool|next|new|per"
@@ -36,6 +36,7 @@ _SECRET_VALUE: Final = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
     r"|(?<=hooks\.slack\.com/)[A-Za-z0-9_/-]+|(?<=/api/webhooks/)[A-Za-z0-9_/-]+"
+    r"|(?<=/bot/v2/hook/)[A-Za-z0-9_-]+|(?<=/webhook/send\?key=)[A-Za-z0-9_-]+"
     r"|\bxox[abeprs]-[A-Za-z0-9-]{10,}"
     r"|\bwandb_v\d_[A-Za-z0-9_]{16,}|\blocal-[0-9a-f]{40}\b"
     r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
@@ -44,7 +45,21 @@ _SECRET_VALUE: Final = re.compile(
     r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
 _ASSIGNMENT: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>[\"']?(?:\s*=\s*|:\s+))(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|:\s+))"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&]+)"
+)
+_DONE: Final = re.compile(rf"[\\\"']*{REDACTED}[\\\"'}})\]]*")
+# The scheme, `name=value, …` of those that have several parts, and the credential.
+_HEADER: Final = re.compile(
+    r"(?P<before>\bauthorization\\*[\"']?\s*[:=]\s*\\*[\"']?)"
+    r"(?:[A-Za-z][\w-]*[ \t]+)?(?:[\w-]+=(?:\"[^\"]*\"|[^\s\",]*),\s*)*[^\s\"',;\\]+",
+    re.IGNORECASE,
+)
+_SIGNED: Final = re.compile(
+    r"(?P<before>[?&](?:[\w-]*-)?(?:sig|signature|credential)=)[^&\s\"']+", re.IGNORECASE
+)
+_LOGIN: Final = re.compile(  # of curl; `docker run -u 1000:1000` is none
+    r"(?P<before>(?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s+|=)[\"']?[^\s:\"']+:)(?!\d+(?!\S))[^\s\"']+"
 )
 _OPTION: Final = re.compile(
     r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s-]\S*)"
@@ -56,7 +71,7 @@ def redact_sensitive_config(config: Any) -> Any:
 
     Taken as a secret: what stands under a name such as api_key, hf_token, secret or password (also as
     `name=value` within a text or as an option before its value in a list), and text that looks like a known
-    kind of key, a bearer token, a private key or a password within a URL. Dataclasses, mappings, lists
+    kind of key, an authorization header, a private key, or a password or signature within a URL. Dataclasses, mappings, lists
     and objects with attributes may be nested at will; the argument is not changed.
     """
     return _redact(config, 0)
@@ -123,11 +138,21 @@ def _redact_list(values: list[Any], depth: int) -> list[Any]:
     ]
     return [
         REDACTED if at and options[at - 1] and isinstance(value, str) else _redact(value, depth)
-        for at, value in enumerate(values)
+        for at, value in enumerate(map(_without_login, [None, *values], values))
     ]
 
 
+def _without_login(before: Any, value: Any) -> Any:
+    """Return an element of a list without the password that an option before it announces."""
+    if not (isinstance(before, str) and isinstance(value, str)):
+        return value
+    found = _LOGIN.fullmatch(f"{before} {value}")
+    return f"{found['before'].removeprefix(f'{before} ')}{REDACTED}" if found else value
+
+
 def _redact_text(text: str) -> str:
+    for pattern in (_HEADER, _SIGNED, _LOGIN):
+        text = pattern.sub(rf"\g<before>{REDACTED}", text)
     text = _SECRET_VALUE.sub(REDACTED, text)
     return _OPTION.sub(_redact_assignment, _ASSIGNMENT.sub(_redact_assignment, text))
 
@@ -135,5 +160,5 @@ def _redact_text(text: str) -> str:
 def _redact_assignment(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     counted = _SECRET_TEXTS.search(_snake(name)) and re.fullmatch(r"[\d_.,e+-]+", value)
-    secret = is_secret_name(name) and not counted and value != REDACTED
+    secret = is_secret_name(name) and not counted and not _DONE.fullmatch(value)
     return f"{name}{match['sign']}{REDACTED}" if secret else match[0]

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .attempt import LARGEST_NUMBER, LATEST_US, Attempt, attempt_of, number_of
 from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
+from .files import is_folder, is_link, is_there, why_no_run
 from .manifest import create_json, read_json, write_json
 from .redaction import redact_sensitive_config
 from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OUTCOMES: Final = ("finished", "exception", "signal")
+_MOST_OF_DETAIL: Final = 500
+_LONGEST_DETAIL: Final = 10_000  # cut before secrets are looked for: far behind what is shown
 _OWN_ENTRIES: Final = {"run.json", "attempts", "events", "commits", "cursors", "tables", "tensorboard"}
 _ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -197,14 +201,10 @@ class RunDir:
         NotARunError when nothing of a run is there, FormatVersionError when it is of a newer major version.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise NotARunError(
-                f"expected a run directory, got {'a file' if path.exists() else 'nothing'}: {path}"
-            )
-        has_frames = (path / "events").is_dir() or (path / "commits").is_dir()
-        if not (path / "run.json").exists():
+        has_frames = any(is_folder(path / name) for name in _ROOTS)
+        if not is_there(path / "run.json"):
             if not has_frames:
-                raise NotARunError(f"expected a run directory, got neither run.json nor events in it: {path}")
+                raise NotARunError(f"expected a run directory, got {why_no_run(path)}: {path}")
             return cls(path, None)
         try:
             return cls(path, _manifest(path / "run.json"))
@@ -230,7 +230,7 @@ class RunDir:
     def attempts(self) -> list[Attempt]:
         """Return every readable attempt in order; the others become problems."""
         found: list[Attempt] = []
-        for path in self._attempt_files():
+        for path in self.json_files("attempts"):
             try:
                 found.append(attempt_of(path, read_json(path)))
             except ManifestError as error:
@@ -269,27 +269,22 @@ class RunDir:
     def end_attempt(self, number: int, outcome: str, detail: str = "") -> None:
         """Say how one's own attempt ended: "finished", "exception" or "signal". The first ending stands.
 
+        What looks like a secret in the detail is left out.
         ManifestError when the claim has become unreadable, OSError when it cannot be rewritten.
         """
         if outcome not in OUTCOMES:
             raise LogError(f"expected an outcome of {', '.join(OUTCOMES)}, got {outcome!r}")
         data = read_json(self._attempt_path(number))
         if data.get("outcome") is None:
-            text = f"{outcome}: {detail}" if detail else outcome
+            said = redact_sensitive_config(detail[:_LONGEST_DETAIL])[:_MOST_OF_DETAIL]
+            text = f"{outcome}: {said}" if said else outcome
             write_json(self._attempt_path(number), {**data, "outcome": text, "ended_us": now_us()})
 
     def _attempt_path(self, number: int) -> Path:
         return self.path / "attempts" / f"{number:04d}.json"
 
-    def _attempt_files(self) -> list[Path]:
-        try:
-            entries = sorted((self.path / "attempts").iterdir())
-        except OSError:
-            return []
-        return [path for path in entries if path.suffix == ".json" and not path.name.startswith(".")]
-
     def _attempt_numbers(self) -> list[int]:
-        numbers = (number_of(path.name) for path in self._attempt_files())
+        numbers = (number_of(path.name) for path in self.json_files("attempts"))
         return [number for number in numbers if number is not None]
 
     # Segments
@@ -319,27 +314,40 @@ class RunDir:
         folder = self.producer_dir(Stream.RECORDS, role, rank)
         return sorted(set(self._named(folder, "events")), key=lambda s: s.order)
 
-    def _folders(self, root: str) -> Iterator[Path]:
+    def listed(self, folder: Path) -> list[str]:
+        """Return the names in a folder, sorted; a folder that cannot be listed is a problem, and empty."""
         try:
-            folders = sorted((self.path / root).iterdir())
-        except FileNotFoundError:
-            return
+            return sorted(entry.name for entry in folder.iterdir())
         except OSError as error:
-            self.found.add(Problem(self.path / root, f"cannot be listed: {error.strerror}"))
-            return
-        yield from (folder for folder in folders if not folder.name.startswith("."))
+            if not isinstance(error, FileNotFoundError) or is_link(folder):  # to nothing
+                self.found.add(Problem(folder, f"cannot be listed: {error.strerror}"))
+            return []
+
+    def json_files(self, folder: str) -> list[Path]:
+        """Return the JSON files in one of the run's folders, sorted."""
+        place = self.path / folder
+        names = self.listed(place)
+        return [place / name for name in names if name.endswith(".json") and not name.startswith(".")]
+
+    def judge_empty(self, seconds: float) -> None:
+        """Let folders of producers without a segment, but for those made in the last seconds, be problems."""
+        for root in _ROOTS:
+            for folder in self._folders(root):
+                names = self.listed(folder)
+                if any(map(_SEGMENT_FILE.fullmatch, names)) or not is_folder(folder):
+                    continue
+                with suppress(OSError):
+                    if abs(time.time() - folder.stat().st_mtime) > seconds:
+                        self.found.add(Problem(folder, "holds no segment: what was written there is gone"))
+
+    def _folders(self, root: str) -> list[Path]:
+        place = self.path / root
+        return [place / name for name in self.listed(place) if not name.startswith(".")]
 
     def _named(self, folder: Path, root: str) -> Iterator[SegmentFile]:
         role, _, rank = folder.name.rpartition("-")
-        try:
-            names = [entry.name for entry in folder.iterdir()]
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.found.add(Problem(folder, f"cannot be listed: {error.strerror}"))
-            return
         own = _is_role(role) and _NUMBER.fullmatch(rank)
-        for name in names:
+        for name in self.listed(folder):
             match = _SEGMENT_FILE.fullmatch(name)
             start = _start_us(match[1]) if match else None
             if not match or start is None or bool(match[3]) is (root == "commits") or not own:

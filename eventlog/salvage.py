@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import suppress
+import tempfile
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .conformity import misfit_of
 from .files import open_file, read_file
 from .message import Decoder, head
 from .schema import (
@@ -30,7 +32,6 @@ from .schema import (
     crc32c,
     fingerprint,
 )
-from .sealed import misfit_of
 from .segment import FINGERPRINTS, from_metadata, to_metadata
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
     from .judge import Judge
     from .rundir import Producer, SegmentFile
+
+    # All rows of a frame by its segment and its place in the index; None where nobody has them.
+    Kept = Callable[[SegmentFile, int], pa.RecordBatch | None]
 
 _PREFIX: Final = b"\xff\xff\xff\xff"
 _HEAD_BYTES: Final = 1 << 16
@@ -155,6 +159,7 @@ class Piece:
     record: IndexRecord
     at: int | None = None  # None: no frame
     sealed: bool = True  # whether a checksum vouches for it
+    kept: bool = False  # whether its bytes lie in the plan's `spool`, not in the stream
 
 
 @dataclass(slots=True)
@@ -168,6 +173,7 @@ class Plan:
     unfinished: int = 0  # bytes of a frame that was being written when the process stopped
     tombstone: bool = False  # the index alone is kept
     reasons: list[str] = field(default_factory=list[str])
+    spool: BinaryIO | None = None  # frames made anew of rows that were kept elsewhere
 
     @property
     def frames(self) -> list[Piece]:
@@ -181,6 +187,13 @@ class Plan:
         self.discarded_bytes += size
         self.lose(window, size, rows)
 
+    def take(self, record: IndexRecord, rows: pa.RecordBatch, folder: Path) -> None:
+        """Take a frame's rows, which were kept elsewhere; until they are written they lie in the folder."""
+        self.spool = self.spool or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it goes with the plan
+        frame, at = rows.serialize(), self.spool.seek(0, os.SEEK_END)
+        self.spool.write(frame)
+        self.pieces.append(Piece(replace(record, length=frame.size, crc=crc32c(frame)), at, kept=True))
+
     def lose(self, window: int, size: int = 0, rows: int = 0) -> None:
         """Let the copy say that something of a window is lost, before it says that the process ended."""
         ended = bool(self.pieces) and self.pieces[-1].record.type == RecordType.END
@@ -190,8 +203,17 @@ class Plan:
 class Planner:
     """Plans the copies of one session's segments of one stream, in their order."""
 
-    def __init__(self, stream: Stream, judge: Judge, window_of: Callable[[int], int]) -> None:
-        """`window_of` a record id: the payload itself does not know it."""
+    def __init__(
+        self,
+        stream: Stream,
+        judge: Judge,
+        window_of: Callable[[int], int],
+        folder: Path,
+        kept: Kept | None = None,
+    ) -> None:
+        """`window_of` a record id is asked for payload, and `kept` for rows of it; `folder` takes those."""
+        self._folder = folder
+        self._kept = kept if stream is Stream.PAYLOAD else None
         self._stream = stream
         self._judge = judge
         self._window_of = window_of
@@ -202,6 +224,19 @@ class Planner:
         """Take nothing of a segment."""
         plan = Plan()
         plan.discard(reason, source.size)
+        return plan
+
+    def forgo(self, source: Source, reason: str) -> Plan:
+        """Take nothing of a segment whose index is whole: what there was in it is counted, and noted."""
+        plan = Plan()
+        for _, record in source.records():
+            if record.type == RecordType.FRAME:
+                plan.discarded += 1
+                plan.discarded_bytes += record.length
+                plan.lose(record.window, record.length, record.rows)
+            else:
+                plan.pieces.append(Piece(record))
+        plan.reasons.append(f"{plan.discarded} frames: {reason}")
         return plan
 
     def tombstone(self, source: Source) -> Plan:
@@ -254,11 +289,13 @@ class Planner:
                 reason = "" if rows == record.rows else f"expected {record.rows} rows, got {rows}"
             except ValueError as error:
                 reason = str(error)
-        if reason:
+        if not reason:
+            plan.pieces.append(Piece(record, record.offset))
+        elif (rows := self._kept(source.file, slot) if self._kept else None) is not None:
+            plan.take(record, rows, self._folder)
+        else:
             where = f"frame {slot} at {record.offset}, window {record.window}"
             plan.discard(f"{where}: {reason}", record.length, record.window, record.rows)
-        else:
-            plan.pieces.append(Piece(record, record.offset))
 
     def _fill(
         self, plan: Plan, source: Source, start: int, stop: int, decoder: Decoder, *, tail: bool = False
@@ -308,10 +345,15 @@ class Planner:
 
 
 def write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) -> None:
-    """Write a segment as planned; FileExistsError when it is there already.
+    """Write a segment as planned, and let go of the plan; FileExistsError when it is there already.
 
     A frame that cannot be read any more, because the run lives and prunes, becomes a loss.
     """
+    with plan.spool or nullcontext():
+        _write(plan, source, copy, producer)
+
+
+def _write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) -> None:
     uid, place = os.urandom(16), 0
     schema = plan.schema or _schema(copy.stream, producer)
     columns = fingerprint(pa.ipc.read_schema(pa.py_buffer(schema)))
@@ -326,7 +368,7 @@ def write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) -> 
         for piece in plan.pieces:
             record = piece.record
             if piece.at is not None and not plan.tombstone:
-                frame = source.read(piece.at, record.length)
+                frame = _bytes_at(plan, piece, source)
                 crc = crc32c(frame)
                 if len(frame) < record.length or (piece.sealed and crc != record.crc):
                     record = _lost(record.window, record.length, record.rows)
@@ -334,6 +376,13 @@ def write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) -> 
                     record = replace(record, offset=place, crc=crc)
                     place += data.write(frame)
             index.write(record.pack(uid))
+
+
+def _bytes_at(plan: Plan, piece: Piece, source: Source) -> bytes:
+    if not piece.kept or plan.spool is None:
+        return source.read(piece.at or 0, piece.record.length)
+    plan.spool.seek(piece.at or 0)
+    return plan.spool.read(piece.record.length)
 
 
 def _stream(copy: SegmentFile, plan: Plan) -> BinaryIO:

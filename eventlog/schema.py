@@ -173,6 +173,7 @@ class LossCause(IntEnum):
     PREVIOUS_SEGMENT = 6
     DAMAGED = 7  # found when the run was recovered
     REFUSED = 8  # a recording mistake, where those do not raise (`mistakes`); the window is whole without it
+    MISSING = 9  # concluded by readers, never on the disk: a commit whose number is missing before later ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,12 @@ class IndexHeader:
         return cls(stream, segment, uid, schema, opened, major, minor, checksum)
 
 
+def packed(salt: int, *fields: int) -> bytes:
+    """Return the 64 bytes of an index record: its fields in the table's order; `salt`: the uid's CRC32C."""
+    body = _RECORD.pack(*fields)
+    return body + _CRC.pack(google_crc32c.extend(salt, body))
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRecord:
     """One 64-byte index record; the meaning of the fields by type stands in the module's table."""
@@ -237,20 +244,9 @@ class IndexRecord:
 
     def pack(self, segment_uid: bytes) -> bytes:
         """Return the 64 bytes, their checksum salted with the segment's uid."""
-        body = _RECORD.pack(
-            self.type,
-            self.flags,
-            self.cause,
-            self.frame,
-            self.window,
-            self.first_id,
-            self.last_id,
-            self.offset,
-            self.length,
-            self.rows,
-            self.crc,
-        )
-        return body + _CRC.pack(crc32c(segment_uid, body))
+        numbers = self.frame, self.window, self.first_id, self.last_id
+        place = self.offset, self.length, self.rows, self.crc
+        return packed(crc32c(segment_uid), self.type, self.flags, self.cause, *numbers, *place)
 
     @classmethod
     def unpack(cls, data: bytes, segment_uid: bytes) -> IndexRecord | None:

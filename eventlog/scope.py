@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 _PATHS: ContextVar[Mapping[object, str]] = ContextVar("areal_metrics_scopes", default={})  # noqa: B039 (never mutated)
+current = _PATHS.get  # the paths of this context; while it is the same object no path has changed
 
 
 def prefix(recorder: object) -> str:

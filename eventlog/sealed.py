@@ -10,8 +10,11 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from .conformity import conformed, misfit_of
+from .entries import Entries
 from .files import open_file
 from .message import Decoder, is_whole
 from .rundir import Problem, Problems, Producer, SegmentFile
@@ -28,7 +31,7 @@ from .schema import (
 from .segment import FINGERPRINTS, from_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -86,7 +89,7 @@ class SealedSegment:
         self._columns = columns
         self._sealed = 0  # end of the last frame read of the index
         self._decoder: Decoder | None = None
-        self._own = False  # whether the columns are those of this version
+        self.own = False  # whether the columns are those of this version
         self._index = self._open(self.index_path)
         self._data = self._open(self.data_path)
         self._size = _size(self._data)  # before the index is read: what lies behind its frames is one frame
@@ -181,7 +184,7 @@ class SealedSegment:
             return
         self.header, self.seen_us = header, header.opened_us
         if header.fingerprint == FINGERPRINTS[file.stream]:
-            self._decoder, self._own = _decoder(file.stream, self._columns), True
+            self._decoder, self.own = _decoder(file.stream, self._columns), True
         elif written is not None:
             self._decoder = self._understood(written)
         elif self.slots:
@@ -210,47 +213,50 @@ class SealedSegment:
 
         Ends where the writer is now. `start` is the place to begin at.
         """
+        for some in self.runs(start):
+            yield from some.records()
+
+    def runs(self, start: int = 0) -> Iterator[Entries]:
+        """Yield the same by the thousand."""
         if self.header is None:
             return
-        suspects: list[tuple[int, bool]] = []
+        late = Entries.of(b"", start, self.header.segment_uid)
         slot, end = start, _size(self._index)  # a writer faster than the reader is not chased
         while chunk := self._read(self._index, min(_INDEX_CHUNK, end - _place(slot)), _place(slot)):
-            for at in range(0, len(chunk) - ENTRY_SIZE + 1, ENTRY_SIZE):
-                entry = chunk[at : at + ENTRY_SIZE]
-                record = IndexRecord.unpack(entry, self.header.segment_uid)
-                if record is None or (record.type == RecordType.FRAME and record.offset < self._sealed):
-                    suspects.append((slot, any(entry)))  # damaged, or a frame that was there before
-                else:
-                    yield from self._damaged(suspects)
-                    self._problems.clear(self.index_path, slot)
-                    self._follow(record)
-                    if slot:
-                        yield slot, record
-                slot += 1
+            whole = len(chunk) // ENTRY_SIZE
+            found = Entries.of(chunk[: whole * ENTRY_SIZE], slot, self.header.segment_uid)
+            found = late.and_then(found.behind(self._sealed))
+            known, late = found.cut(0, found.known), found.cut(found.known)
+            self._follow(known)
+            yield known.cut(int(known.first == 0))  # the schema's
+            slot += whole
             if len(chunk) % ENTRY_SIZE:
                 break
-        yield from self._judge_tail(suspects, max(0, end - _place(slot)))
+        yield from self._judge_tail(late, max(0, end - _place(slot)))
 
-    def _follow(self, record: IndexRecord) -> None:
-        self.ended = record.type == RecordType.END
-        if record.type == RecordType.FRAME:
-            self._sealed = record.offset + record.length
-        elif record.type in (RecordType.HEARTBEAT, RecordType.END):
-            self.seen_us = max(self.seen_us, record.first_id)
-
-    def _damaged(self, suspects: list[tuple[int, bool]]) -> Iterator[tuple[int, None]]:
-        for slot, _ in suspects:
+    def _follow(self, known: Entries) -> None:
+        """Take what intact records, and bad ones between them, say of the segment."""
+        for slot in (known.first + np.flatnonzero(~known.good)).tolist():
             self._report(self.index_path, "damaged index record", slot, _place(slot))
-            yield slot, None
-        suspects.clear()
+        if any(self._problems):
+            for slot in (known.first + np.flatnonzero(known.good)).tolist():
+                self._problems.clear(self.index_path, slot)
+        if len(frames := known.table[known.frames]):
+            self._sealed = int(frames["offset"][-1] + frames["length"][-1])
+        if len(known.good) and known.good[-1]:
+            self.ended = bool(known.table["type"][-1] == RecordType.END)
+        signs = known.good & np.isin(known.table["type"], (RecordType.HEARTBEAT, RecordType.END))
+        self.seen_us = max([self.seen_us, *known.table["first_id"][signs].tolist()])
 
-    def _judge_tail(self, suspects: list[tuple[int, bool]], torn: int) -> Iterator[tuple[int, None]]:
+    def _judge_tail(self, suspects: Entries, torn: int) -> Iterator[Entries]:
         """What lies behind the last good record is not yet written in a growing segment, damage in others."""
         growing = self._newest and not self.ended
-        alive = growing and not ((suspects or torn) and self._dead())
-        not_yet = alive and len(suspects) == 1 and not suspects[0][1] and not torn  # zeros of a new page
-        if suspects and not not_yet:
-            yield from self._damaged(suspects)
+        several = len(suspects.good)
+        alive = growing and not ((several or torn) and self._dead())
+        not_yet = alive and several == 1 and suspects.zero and not torn  # zeros of a new page
+        if several and not not_yet:
+            self._follow(suspects)
+            yield suspects
         elif torn and not alive:
             reason = f"ends in {torn} bytes of an index record"
             self._report(self.index_path, reason, None, _size(self._index) - torn)
@@ -340,6 +346,16 @@ class SealedSegment:
             rows[slot] = self._judged(slot, record, batch)
         return rows
 
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        """Read of the stream as much as is there."""
+        return self._read(self._data, size, offset)
+
+    def arrived(self, slots: Iterable[int]) -> None:
+        """Take note that frames have the bytes that were written."""
+        if any(self._problems):
+            for slot in slots:
+                self._problems.clear(self.data_path, slot)
+
     def batch(self, slot: int, record: IndexRecord) -> pa.RecordBatch | None:
         """Return a frame with the columns of this version; None, and a problem, when it is damaged."""
         if self._decoder is None or (frame := self.frame(slot, record)) is None:
@@ -355,7 +371,7 @@ class SealedSegment:
             reason = str(batch) if other else f"expected {record.rows} rows, got {batch.num_rows}"
             self._report(self.data_path, reason, slot, record.offset)
             return None
-        return batch if self._own else _conform(batch, self.file.stream, self._columns)
+        return batch if self.own else conformed(batch, self.file.stream, self._columns)
 
 
 def _size(fd: int | None) -> int:
@@ -370,26 +386,9 @@ def _place(slot: int) -> int:
     return (1 + slot) * ENTRY_SIZE
 
 
-def misfit_of(written: pa.Schema, stream: Stream) -> str:
-    """Say which column of another minor version has a type that this one cannot take; "" when none has."""
-    for field in SCHEMAS[stream]:
-        at = written.get_field_index(field.name)
-        if at >= 0 and (got := written.field(at).type) != field.type:
-            return f"expected column {field.name} as {field.type}, got {got}"
-    return ""
-
-
 def _attempt(written: pa.Schema) -> int | None:
     said = (written.metadata or {}).get(b"attempt", b"")
     return int(said) if said.isdigit() else None
-
-
-def _conform(batch: pa.RecordBatch, stream: Stream, columns: tuple[str, ...] | None) -> pa.RecordBatch:
-    """Fill what another minor version lacks with null, leave out what it has more."""
-    fields = [field for field in SCHEMAS[stream] if columns is None or field.name in columns]
-    names = set(batch.schema.names)
-    found = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in fields]
-    return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
 
 
 def read_end(file: SegmentFile) -> SealedSegment:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .parts import pieces, size
+from . import extent
+from .parts import size
 from .rundir import Producer, SegmentFile, now_us
 from .schema import (
     FORMAT_MAJOR,
@@ -23,6 +25,7 @@ from .schema import (
     Stream,
     crc32c,
     fingerprint,
+    packed,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 
 _FORMAT: Final = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
 FINGERPRINTS: Final = {stream: fingerprint(schema) for stream, schema in SCHEMAS.items()}
+# A frame is checksummed and written in pieces that the processor's cache still holds the second time. After
+# every write a thread that computes in Python may keep the interpreter for 5 ms: then they are larger.
+_PIECE: Final = 256 << 10
+_LARGE_PIECE: Final = 2 << 20
+_HELD_UP: Final = 1e-3  # seconds for a piece that show it
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -46,7 +54,7 @@ class Loss:
     window: int = NO_WINDOW
     rows: int = 0
     bytes: int = 0
-    detail: str = ""  # known only in the process that lost them
+    detail: str = ""  # known only in the process that lost them; what is known of what is MISSING
     step: int | None = None  # where it was known; else the window's commit says it
 
     def plus(self, other: Loss) -> Loss:
@@ -119,6 +127,28 @@ def _write_all(fd: int, data: Part) -> None:
         done += wrote
 
 
+def _write_checked(fd: int, parts: list[Part], place: int) -> int:
+    """Write a frame at a place of a file; return its checksum."""
+    if len(parts) == 1 and len(parts[0]) <= _PIECE:
+        _write_all(fd, parts[0])
+        return crc32c(parts[0])
+    crc, most = 0, _PIECE
+    for part in parts:
+        done, end = 0, len(part)
+        while done < end:
+            # Pieces end where pages do: the kernel fills one once.
+            stop = end if end - done <= most else done + most - (place + done) % most
+            piece = part if stop - done == end else part[done:stop]
+            crc = crc32c(piece, crc=crc)
+            began = time.monotonic()
+            _write_all(fd, piece)
+            if time.monotonic() - began > _HELD_UP:
+                most = _LARGE_PIECE
+            done = stop
+        place += end
+    return crc
+
+
 class SegmentWriter:
     """The only writer of the two files of a segment. After an OSError nothing but `leave` may be called."""
 
@@ -134,6 +164,7 @@ class SegmentWriter:
         self.stays = False  # whether the files hold what stands nowhere else: a frame, or what was pruned
         self._named = False  # whether the files' names are on the disk
         self._uid = os.urandom(16)
+        self._salt = crc32c(self._uid)
         self._created: list[Path] = []
         self._descriptors: list[int] = []
         header = IndexHeader(
@@ -166,17 +197,12 @@ class SegmentWriter:
         self.stays = True
 
     def _seal(self, parts: list[Part], said: FrameInfo) -> None:
-        crc, length = 0, size(parts)
-        for piece in pieces(parts):
-            crc = crc32c(piece, crc=crc)
-            _write_all(self._data, piece)
+        length = size(parts)
+        extent.take(self._data, self.size, length)
+        crc = _write_checked(self._data, parts, self.size)
         flags = LAST_OF_WINDOW if said.last else 0
-        ids = said.first_id, said.last_id
-        self._note(
-            IndexRecord(
-                RecordType.FRAME, said.window, flags, 0, said.frame, *ids, self.size, length, said.rows, crc
-            )
-        )
+        place = said.frame, said.window, said.first_id, said.last_id, self.size, length, said.rows, crc
+        _write_all(self._index, packed(self._salt, RecordType.FRAME, flags, 0, *place))
         self.size += length
         self.unsynced += length
 

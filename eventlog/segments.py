@@ -73,6 +73,21 @@ class Segments:
             raise
         return self._open[stream]
 
+    def note(self, losses: Iterable[Loss]) -> list[Loss]:
+        """Note losses on the disk; return those of streams that take none."""
+        left: list[Loss] = []
+        for loss in losses:
+            full = any(other.stream is loss.stream for other in left)
+            try:
+                if not full:
+                    self.of(loss.stream).lost(loss)
+            except OSError:
+                full = True
+                self.leave(loss.stream)  # which may owe more
+            if full:
+                left.append(loss)
+        return left
+
     def leave(self, stream: Stream) -> None:
         """Leave a segment as it is after a failure; an empty one is removed and its number used again."""
         if (segment := self._open.pop(stream, None)) is None:

@@ -179,6 +179,4 @@ def _select_on_host(masked: Masked) -> None:
             continue
         values = held if isinstance(held, np.ndarray) else held.array()
         values = values.reshape(-1)[masked.bits()]
-        block = masked.blocks.setdefault(values.dtype.char, RowBlock(masked.selected, values.dtype))
-        block.row()[...] = values
-        block.note(spec, time, step, dtype)
+        masked.block_of(values.dtype).add(spec, values, None, time, step, dtype)

@@ -13,7 +13,7 @@ from .frame import Spec
 from .reduction import Kind, ReduceType, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
 INTERNED_AT_MOST: Final = 1 << 16
 
@@ -27,7 +27,8 @@ class Specs:
         self._under: dict[tuple[Any, ...], Under] = {}
         self._spread: dict[str, Spread] = {}
         self._taken: set[Spec] = set()  # by what the window holds
-        self._first: dict[tuple[str, str | None], Spec] = {}  # of them, by key and label
+        self._settled: set[Spec] = set()  # no two of them are one key as two things
+        self._first: dict[tuple[str, str | None], Spec] = {}  # of these, by key and label
         self.asks = False  # whether quantiles of any key were ever asked
 
     def __len__(self) -> int:
@@ -74,42 +75,56 @@ class Specs:
             found = self._under[said] = Under(self, *said)
         return found
 
-    def claim(self, specs: Iterable[Spec]) -> None:
+    def claim(self, specs: Collection[Spec]) -> None:
         """Note what the window is to hold; refuse a key it holds as something else, and then note nothing.
 
         No export could tell a number for such a key.
         """
-        fresh = [spec for spec in specs if spec not in self._taken]
+        if not self._settled.issuperset(specs):
+            self._settle([spec for spec in specs if spec not in self._settled])
+        self._taken.update(specs)
+
+    def _settle(self, fresh: Collection[Spec]) -> None:
+        """Add to what goes together; what a key was in a window before may make room."""
+        replaced: list[Spec] = []
         for spec in fresh:
-            first = self._first.get((spec.key, spec.label), spec)
-            if _what(first) != _what(spec):
+            first = self._first.get(_slot(spec), spec)
+            if _what(first) == _what(spec):
+                continue
+            same = [each for each in self._settled if _slot(each) == _slot(spec)]
+            if not self._taken.isdisjoint(same):
                 got = f"{_text(first)} and {_text(spec)}"
                 raise RecordingError(f"expected one kind of {spec.key!r} until its export, got {got}")
-        for spec in fresh:
-            self._taken.add(spec)
-            self._first.setdefault((spec.key, spec.label), spec)
+            replaced += same
+        self._settled.difference_update(replaced)
+        self._settled.update(fresh)
+        self._first.update((_slot(spec), spec) for spec in fresh)
 
     def forget(self) -> None:
         """The window holds nothing any more."""
-        self._taken, self._first = set(), {}
+        self._taken = set()
 
     def forget_key(self, key: str) -> None:
         """The window holds nothing of one key any more."""
         self._taken = {spec for spec in self._taken if spec.key != key}
-        self._first = {slot: spec for slot, spec in self._first.items() if slot[0] != key}
 
     def declare(self, keys: Collection[str], spread: Spread) -> None:
         """State how the values of full keys lie on the ranks, from now on."""
         self._spread.update(dict.fromkeys(keys, spread))
         self._specs = {identity: spec for identity, spec in self._specs.items() if identity[0] not in keys}
+        self._settled = {spec for spec in self._settled if spec in self._taken or spec.key not in keys}
         self._under = {}
 
     def trim(self) -> bool:
         """Forget all when there are too many: keys made up anew each step must not pile up."""
-        if max(len(self._specs), len(self._under)) <= INTERNED_AT_MOST:
+        if max(len(self._specs), len(self._under), len(self._settled)) <= INTERNED_AT_MOST:
             return False
-        self._specs, self._under = {}, {}
+        self._specs, self._under, self._settled, self._first = {}, {}, set(), {}
         return True
+
+
+def _slot(spec: Spec) -> tuple[str, str | None]:
+    return spec.key, spec.label
 
 
 def _what(spec: Spec) -> tuple[Any, ...]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .schema import LAST_OF_WINDOW
 
 if TYPE_CHECKING:
     from .schema import IndexRecord
@@ -85,6 +89,16 @@ class Completeness:
         self._gap = False
 
     @property
+    def newest(self) -> int:
+        """The greatest number a frame was of; -1 before the first."""
+        return self._newest
+
+    @property
+    def begun(self) -> int | None:
+        """The newest window while its last frame is still to come and nothing of it is missing."""
+        return self._newest if self._newest in self._open else None
+
+    @property
     def incomplete(self) -> WindowSet:
         """The windows seen or inferred that are not complete, as far as the index was read."""
         windows = self._broken.copy()
@@ -108,6 +122,22 @@ class Completeness:
             self.complete.add(window)
         else:
             self._open[window] = record.frame + 1
+
+    def frames(self, table: Any) -> bool:
+        """Take good frames of which each is a window; whether they are such, else nothing is taken.
+
+        `table` has a field for each of an IndexRecord's.
+        """
+        table = table[table["window"] >= 0]
+        windows = table["window"]
+        if self._gap or self._open or self._broken or table["frame"].any():
+            return False
+        if not (table["flags"] & LAST_OF_WINDOW).all() or (np.diff(windows, prepend=self._newest) <= 0).any():
+            return False
+        for some in np.split(windows, np.flatnonzero(np.diff(windows) > 1) + 1) if len(windows) else ():
+            self.complete.update(int(some[0]), int(some[-1]) + 1)
+            self._newest = int(some[-1])
+        return True
 
     def lost(self, window: int) -> None:
         """Take the note that something of a window was lost."""

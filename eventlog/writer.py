@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 
 from . import parts
-from .backlog import Backlog, Job
+from .backlog import Backlog, Change, Job
 from .budget import Budget
 from .errors import LogError, RunDirectoryError
 from .losses import Losses
+from .reserve import Reserve
 from .schema import NO_WINDOW, SCHEMAS, LossCause, Stream
 from .segment import FrameInfo, Told
 from .segments import Segments
@@ -24,6 +25,7 @@ from .segments import Segments
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .message import Message
     from .rundir import Producer, RunDir
     from .segment import Loss, Pruned, SegmentWriter
 
@@ -62,11 +64,12 @@ class Writer:
         self.not_durable = 0  # commits, as the log counts them
         self.progress = 0  # how much of what was put is written or lost
         self.news: list[str] = []  # for the user, each thing once
+        self.look: Callable[[], None] = lambda: None  # called by the thread with each sign of life
         self._run = run
         self._producer = producer
         self._fsync = "commit" if fsync is True else fsync
         self._block_seconds = block_seconds
-        self._changed = threading.Condition(threading.RLock())  # a signal handler may come in at any place
+        self._changed = Change()
         self._urgent = Backlog(records_queue_bytes)
         self._payload = Backlog(payload_queue_bytes)
         self._tickets = 0
@@ -87,10 +90,11 @@ class Writer:
         self._next_frame: dict[tuple[Stream, int], int] = {}
         self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
         self._say_at = 0.0
+        folder = run.producer_dir(Stream.RECORDS, producer.role, producer.rank)
+        self._reserve = Reserve(folder / f".{producer.session}.reserve")
         try:
             self._segments.of(Stream.RECORDS)
         except OSError as error:
-            folder = run.producer_dir(Stream.RECORDS, producer.role, producer.rank)
             raise RunDirectoryError(f"expected to write a segment, got {error.strerror}: {folder}") from error
         self._thread = threading.Thread(target=self._work, name="eventlog-writer", daemon=True)
         self._thread.start()
@@ -100,7 +104,7 @@ class Writer:
     def put(
         self,
         stream: Stream,
-        encode: Callable[[], Iterable[pa.RecordBatch]],
+        encode: Callable[[], Iterable[pa.RecordBatch | Message]],
         *,
         window: int = NO_WINDOW,
         first_id: int = 0,
@@ -134,14 +138,18 @@ class Writer:
             return job.ticket
 
     def _wait_for_room(self, queue: Backlog, nbytes: int) -> bool:
-        if queue.fits(nbytes) or queue.stalled:
+        if queue.fits(nbytes) or queue.stalled or threading.current_thread() is self._thread:
             return queue.fits(nbytes)
         self._changed.notify_all()
         began = time.monotonic()
-        fits = self._changed.wait_for(lambda: queue.fits(nbytes) or self._closing, self._block_seconds)
+        fits = self._changed.until(lambda: queue.fits(nbytes) or self._closing, self._block_seconds)
         self.waited += time.monotonic() - began
         queue.stalled = not fits
         return fits
+
+    def takes(self, nbytes: int) -> bool:
+        """Whether so many bytes of any stream fit into its queue now."""
+        return self._urgent.fits(nbytes) and self._payload.fits(nbytes)
 
     def wait(self, ticket: int, timeout: float) -> bool:
         """Whether, within `timeout` seconds, all records and commits up to the ticket are written or lost.
@@ -156,7 +164,7 @@ class Writer:
         with self._changed:
             if not done():
                 self._changed.notify_all()
-            return not self._abandoned and self._changed.wait_for(done, timeout)
+            return not self._abandoned and self._changed.until(done, timeout)
 
     def flush(self, timeout: float) -> bool:
         """Whether, within `timeout` seconds, everything put so far is written or lost, payload included."""
@@ -166,7 +174,7 @@ class Writer:
 
         with self._changed:
             self._changed.notify_all()
-            return self._changed.wait_for(done, timeout)
+            return self._changed.until(done, timeout)
 
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are: what is lost of them is listed under it."""
@@ -203,6 +211,11 @@ class Writer:
         with self._changed:
             return list(self._lost)
 
+    def unsaid(self) -> list[Loss]:
+        """Return what of it is not noted on the disk."""
+        with self._changed:
+            return self._lost.unsaid()
+
     def pruned(self) -> list[Pruned]:
         """Return the payload segments that were removed to keep the budget."""
         return list(self._budget.pruned)
@@ -215,7 +228,7 @@ class Writer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._finished, timeout):
+            if not self._changed.until(lambda: self._finished, timeout):
                 self._give_up()
             return not self._timed_out
 
@@ -233,10 +246,11 @@ class Writer:
 
     def abandon(self) -> None:
         """In a forked child: forget the queue and the files, which are the parent's. It takes no lock."""
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = Change()
         self._closing = self._finished = self._abandoned = True
         self._urgent, self._payload = Backlog(0), Backlog(0)
         self._lost = Losses()
+        self._reserve.release()
         self._segments.forget()
 
     def _lose_job(self, job: Job, cause: LossCause, detail: str = "") -> None:
@@ -260,6 +274,7 @@ class Writer:
     # The thread's side
 
     def _work(self) -> None:
+        self._reserve.take()
         while True:
             with self._changed:
                 queue = self._next()
@@ -270,7 +285,7 @@ class Writer:
                 with self._changed:
                     queue.done(job)
                     self.progress += 1
-                    self._changed.notify_all()
+                    self._changed.tell()
                 del job  # what it holds is needed no more
             self._tend()
         self._finish()
@@ -298,7 +313,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - `encode` is not ours, and the thread must live on
             self._lose_job(job, LossCause.ENCODE_FAILED, f"{type(error).__name__}: {error}")
 
-    def _append(self, job: Job, batch: pa.RecordBatch, *, final: bool) -> bool:
+    def _append(self, job: Job, batch: pa.RecordBatch | Message, *, final: bool) -> bool:
         """Write one frame, after a failure once more into a new segment; else the rest of the job is lost."""
         frame = parts.of(batch, job.stream)
         size = parts.size(frame)
@@ -353,6 +368,7 @@ class Writer:
             self._say_losses()
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_SECONDS
+            self.look()
             try:
                 queued = self._urgent.bytes + self._payload.bytes
                 self._segments.of(Stream.RECORDS).heartbeat(queued, self._told())
@@ -366,28 +382,18 @@ class Writer:
 
     def _say_losses(self) -> None:
         """Note losses on the disk; those of a stream that takes none, later."""
-        left: list[Loss] = []
-        full: set[Stream] = set()
-        while True:
-            with self._changed:
-                loss = self._lost.pay()
-            if loss is None:
-                break
-            if loss.stream in full:
-                left.append(loss)
-                continue
-            try:
-                self._segments.of(loss.stream).lost(loss)
-            except OSError:
-                full.add(loss.stream)
-                left.append(loss)
-                self._segments.leave(loss.stream)  # which may owe more
-        if left:
+        if left := self._segments.note(iter(self._pay, None)):
             self._owe(left)
             self._say_at = time.monotonic() + HEARTBEAT_SECONDS
 
+    def _pay(self) -> Loss | None:
+        with self._changed:
+            return self._lost.pay()
+
     def _finish(self) -> None:
         self._say_losses()
+        self._reserve.release()
+        self._say_losses()  # what found no room, as the disk is full to the end
         self._segments.finish(self._told())
         with self._changed:
             self._finished = True

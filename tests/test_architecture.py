@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[1]
 STREET: dict[str, list[str]] = {
     "eventlog": [
         "errors", "output", "reduction", "arrays", "moments", "histogram", "device", "batch", "pieces",
-        "scope", "workflow_context", "frame", "settlement", "specs", "binding", "recorder", "schema",
-        "columns", "encode", "redaction", "files", "manifest", "attempt", "rundir", "message", "parts",
-        "segment", "budget", "losses", "segments", "backlog", "writer", "sampling", "options", "ending",
-        "sealed", "windows", "reader", "following", "judge", "salvage", "recovery", "rivals", "log",
-        "process", "mistakes",
+        "scope", "workflow_context", "frame", "overflow", "collection", "settlement", "specs", "binding",
+        "recorder", "spill", "schema", "windows", "entries", "seen", "conformity", "message", "bulk", "parts", "columns", "encode", "redaction",
+        "files", "manifest", "attempt", "rundir", "extent", "segment", "budget", "losses", "reserve",
+        "segments", "backlog", "writer", "sampling", "options", "ending", "sealed", "blocks", "gaps", "reader",
+        "following", "judge", "salvage", "recovery", "rivals", "log", "process", "mistakes",
     ],
     "aggregator": [
         "naming", "plain", "merge", "plan", "wire", "channel", "collective", "stats_tracker", "areal",
@@ -34,7 +34,8 @@ STREET: dict[str, list[str]] = {
         "evaluation/sampling", "evaluation/results", "evaluation/batching", "evaluation/distributed",
         "evaluation/hard", "evaluation/consistency", "evaluation/drift", "evaluation/comparison",
         "evaluation/alerts", "offline/timeline", "offline/candidates", "offline/engine", "offline/checked",
-        "offline/compacted", "offline/reading", "offline/placing", "offline/history", "offline/payload",
+        "offline/compacted", "offline/reading", "offline/restored", "offline/placing", "offline/history",
+        "offline/payload",
         "offline/recompute", "offline/choice", "offline/memory", "offline/condition", "offline/pairing",
         "offline/drawing", "offline/grouping", "offline/statistics", "offline/tally", "offline/scaleout",
         "offline/pooling", "offline/sequences", "offline/tables", "offline/unpacking", "offline/names",
@@ -43,17 +44,17 @@ STREET: dict[str, list[str]] = {
     ],
     "replay": [
         "config", "version", "steps", "cursor", "backends/base", "backends/contract", "backends/directory",
-        "backends/memory", "backends/names", "backends/framing", "backends/edition", "backends/wandb_file",
-        "backends/wandb", "backends/swanlab_file", "backends/swanlab_core", "backends/swanlab",
+        "backends/keeping", "backends/memory", "backends/names", "backends/framing", "backends/edition", "backends/wandb_file",
+        "backends/wandb_names", "backends/wandb", "backends/swanlab_file", "backends/swanlab_core", "backends/swanlab",
         "backends/tensorboard_file", "backends/tensorboard", "backends/trackio_run",
         "backends/trackio_server", "backends/trackio", "console", "imports", "metrics", "account",
-        "renaming", "story", "statistics", "appending", "player", "succession", "status", "delivery",
-        "tail", "logger", "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts",
+        "renaming", "story", "statistics", "appending", "player", "succession", "supplement", "status",
+        "delivery", "tail", "logger", "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts",
         "plots/page", "plots/report",
     ],
     "cli": [
         "render", "options", "pulse", "shim/sitecustomize", "run", "runs", "care", "watch", "query",
-        "carry", "tables", "compare", "retell", "imports", "plot", "report", "app",
+        "carry", "tables", "compare", "retell", "imports", "plot", "report", "app", "__main__",
     ],
 }  # fmt: skip
 HOUSES = list(STREET)

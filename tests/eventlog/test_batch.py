@@ -18,7 +18,7 @@ from eventlog.recorder import Recorder, drain
 def payload(recorder):
     """Return the payload rows of what was recorded, by the position of their record."""
     frame = drain([recorder]).frame
-    rows = [row for batch in encode.payload(frame) for row in batch.to_pylist()]
+    rows = [row for message in encode.payload(frame) for row in message.batch().to_pylist()]
     return sorted(rows, key=lambda row: row["record_id"])
 
 
@@ -78,9 +78,9 @@ def test_rows_are_the_sequences_without_bounds():
     recorder.denominator({"m": mask}, about={"sample_ids": np.array([3, 4]), "tags": {"modality": "text"}})
     recorder.denominator({"plain": mask})
     drained = drain([recorder])
-    tags = encode.records(drained.frame, encode.Texts())["tags"].to_pylist()
+    tags = encode.records(drained.frame, encode.Texts()).batch()["tags"].to_pylist()
     assert ({"modality": "text"}, None) == (json.loads(tags[0]), tags[1])
-    (batch,) = encode.payload(drained.frame)
+    (batch,) = (message.batch() for message in encode.payload(drained.frame))
     assert [["3", "4"], None] == batch["sample_ids"].to_pylist()
     assert [[2, 1], [2, 1]] == batch["selected"].to_pylist()
 
@@ -131,7 +131,7 @@ def test_bounds_on_a_device_are_read_at_export(monkeypatch):
     recorder.denominator({"bad": mask}, about={"cu_seqlens": torch.tensor([0, 3, 2, 4])})
     with pytest.warns(UserWarning, match="got 2 behind 3 at 2; the mask is kept without its sequences"):
         drained = drain([recorder])
-    (batch,) = encode.payload(drained.frame)
+    (batch,) = (message.batch() for message in encode.payload(drained.frame))
     assert [[1, 2], None, None] == batch["selected"].to_pylist()
     assert [3, 1, 3] == [int(row[5]) for row in drained.rows]
 

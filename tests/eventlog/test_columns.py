@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventlog.columns import Form, Table
+from eventlog.columns import Form, Table, Valid, lists_of, of_words
 from eventlog.schema import COMMITS, PAYLOAD, RECORDS
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -27,30 +27,39 @@ OF_KIND = {
 }
 
 
+def read(column, kind, n):
+    """Return the column as a reader gets it; its message is what Arrow writes of that."""
+    message = Table(pa.schema([("c", kind)])).message(n, {"c": column})
+    array = message.batch()["c"]
+    array.validate(full=True)
+    if n:
+        assert message.batch().serialize().to_pybytes() == b"".join(message.parts)
+    return array
+
+
 @pytest.mark.parametrize("kind", OF_KIND, ids=str)
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_column_is_what_arrow_would_make(kind, data):
     """Whatever is in a list, nulls too, becomes the column that `pa.array` makes of it, and a valid one."""
     values = data.draw(st.lists(st.none() | OF_KIND[kind], max_size=20))
-    found = Form(kind).of(values)
-    found.validate(full=True)
-    assert pa.array(values, kind).equals(found)
+    assert pa.array(values, kind).equals(read(Form(kind).of(values), kind, len(values)))
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(INTEGERS, st.booleans()), max_size=20))
 def test_an_array_may_have_nulls(pairs):
-    """`valid` says which numbers of an array are there."""
-    values, valid = np.array([v for v, _ in pairs], np.int64), np.array([t for _, t in pairs], np.bool_)
-    found = Form(pa.int64()).of(values, valid)
-    assert [value if there else None for value, there in pairs] == found.to_pylist()
+    """`there` says which numbers of an array are."""
+    values, there = np.array([v for v, _ in pairs], np.int64), np.array([t for _, t in pairs], np.bool_)
+    found = read(Form(pa.int64()).of(values, there), pa.int64(), len(pairs))
+    assert [value if valid else None for value, valid in pairs] == found.to_pylist()
 
 
 def test_arrays_are_not_copied():
-    """Numbers of the column's own type lie where they lay."""
-    values = np.arange(10, dtype=np.float32)
-    assert values.ctypes.data == Form(pa.float32()).of(values).buffers()[1].address
+    """Many numbers of the column's own type lie where they lay."""
+    values = np.arange(10_000, dtype=np.float32)
+    (data,) = Form(pa.float32()).of(values).body
+    assert values.ctypes.data == data.address
 
 
 def test_every_type_of_the_format_is_covered():
@@ -62,10 +71,27 @@ def test_every_type_of_the_format_is_covered():
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 def test_lists_of_floats_are_joined_items(kind):
     """Lengths and joined items make the lists, null where they are not valid."""
-    lengths, valid = np.array([2, 0, 3, 0]), np.array([True, True, True, False])
-    found = Form(pa.large_list(kind)).lists(lengths, np.arange(5.0), valid)
-    found.validate(full=True)
+    rows = lists_of(np.array([2, 0, 3, 0]), Valid.of(np.array([True, True, True, False])))
+    found = read(Form(pa.large_list(kind)).lists(rows, np.arange(5.0)), pa.large_list(kind), 4)
     assert [[0.0, 1.0], [], [2.0, 3.0, 4.0], None] == found.to_pylist()
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9))
+def test_binary_is_lists_of_bytes(values):
+    """Lengths and joined bytes make a column of binary."""
+    rows, items = lists_of(np.array([*map(len, values)], np.int64)), np.frombuffer(b"".join(values), np.uint8)
+    found = read(Form(pa.large_binary()).lists(rows, items), pa.large_binary(), len(values))
+    assert values == found.to_pylist()
+
+
+@given(st.lists(st.booleans(), max_size=40) | st.lists(st.booleans(), min_size=1023, max_size=1026))
+def test_which_rows_are_null_is_counted_and_packed(there):
+    """However many rows there are, the bitmap says of each whether it is there; it is empty when all are."""
+    valid = Valid.of(np.array(there, np.bool_))
+    assert there.count(False) == valid.nulls
+    bits = np.unpackbits(np.frombuffer(valid.bitmap, np.uint8), count=len(there), bitorder="little")
+    assert (there if valid.nulls else []) == (bits.astype(bool).tolist() if valid.nulls else [])
+    assert bool(valid.nulls) == bool(valid.bitmap)
 
 
 def test_lists_are_made_once():
@@ -74,20 +100,33 @@ def test_lists_are_made_once():
     found = form.again(values)
     assert found is form.again([(1, 2), (3,)])
     values.append(())
-    assert [[1, 2], [3], []] == form.again(values).to_pylist()
-    assert [[1, 2], [3]] == found.to_pylist()
+    assert [[1, 2], [3], []] == read(form.again(values), form.kind, 3).to_pylist()
+    assert [[1, 2], [3]] == read(found, form.kind, 2).to_pylist()
 
 
-def test_a_batch_has_every_column():
-    """Columns that are not given are null, whatever their number of rows was before."""
-    table = Table(COMMITS)
+@pytest.mark.parametrize("together", [(), ("key", "value", "value_int")])
+def test_a_message_has_every_column(together):
+    """Columns that are not given are null, those that come together too, whatever the number of rows."""
+    table = Table(COMMITS, *[together] if together else [])
     for n in (3, 0, 5):
-        batch = table.batch(n, {"commit": list(range(n)), "key": ["a"] * n})
+        given = {"commit": list(range(n)), "tags": ["a"] * n}
+        batch = table.message(n, table.of(given)).batch()
         batch.validate(full=True)
         assert batch.schema.equals(COMMITS)
-        assert [None] * n == batch["value"].to_pylist()
+        assert [{**dict.fromkeys(COMMITS.names), "commit": i, "tags": "a"} for i in range(n)] == (
+            batch.to_pylist()
+        )
     with pytest.raises(TypeError, match="expected a type of lists, got int64"):
-        table["commit"].lists(np.array([1]), np.array([1]))
+        table["commit"].lists(lists_of(np.array([1])), np.array([1]))
+
+
+def test_columns_that_come_together_are_given_as_one():
+    """Neighbours may be made at once: numbers of eight bytes as the rows of a matrix."""
+    table = Table(COMMITS, ("epoch", "epoch_step", "global_step"))
+    numbers = np.arange(6).reshape(3, 2)
+    batch = table.message(2, {"epoch": of_words(numbers)}).batch()
+    assert numbers.tolist() == [batch[name].to_pylist() for name in ("epoch", "epoch_step", "global_step")]
+    assert [None, None] == batch["sub_index"].to_pylist()
 
 
 def test_a_program_that_ends_at_once_loses_nothing_where_pandas_is_installed(tmp_path):

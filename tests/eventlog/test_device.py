@@ -98,7 +98,7 @@ def kept(drained):
     for spec, row in zip(frame.calls.specs, frame.moments, strict=True):
         found.setdefault(spec.key, []).append(bits(row[None]))
     keys = dict(zip(range(frame.first_id, frame.first_id + len(frame)), frame.calls.specs, strict=True))
-    rows = [row for batch in encode.payload(frame) for row in batch.to_pylist()]
+    rows = [row for message in encode.payload(frame) for row in message.batch().to_pylist()]
     for row in sorted(rows, key=lambda row: row["record_id"]):
         columns = [row[name] for name in ("values32", "values64", "mask", "selected")]
         found[keys[row["record_id"]].key].append(repr(columns))

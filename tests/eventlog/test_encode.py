@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eventlog import encode
+from eventlog.pieces import MatrixPiece
 from eventlog.recorder import Recorder, drain
 from eventlog.schema import COMMITS, PAYLOAD, RECORDS
 
@@ -28,6 +29,10 @@ def typical(recorder):
     recorder.timing("t", 0.5)
 
 
+def batches(frame):
+    return [message.batch() for message in encode.payload(frame)]
+
+
 def rows(batch):
     assert batch.validate(full=True) is None
     return batch.to_pylist()
@@ -36,7 +41,7 @@ def rows(batch):
 def test_records_hold_one_row_per_record():
     """Every record has its identity, its key's kind and its moments; steps are null unless given."""
     frame = window(typical)
-    batch = encode.records(frame, encode.Texts())
+    batch = encode.records(frame, encode.Texts()).batch()
     assert batch.schema.equals(RECORDS)
     found = {row["key"]: row for row in rows(batch)}
     assert list(range(frame.first_id, frame.first_id + 6)) == batch["record_id"].to_pylist()
@@ -52,7 +57,7 @@ def test_records_hold_one_row_per_record():
 
 def test_payload_round_trips_values_masks_and_times():
     """Selected values in their own width, the packed mask, counts per sequence, and every scalar's time."""
-    (batch,) = encode.payload(window(typical))
+    (batch,) = batches(window(typical))
     assert batch.schema.equals(PAYLOAD)
     mask, x, y, s, c, t = rows(batch)
     assert (b"\x0d", [1, 2]) == (mask["mask"], mask["selected"])
@@ -75,17 +80,41 @@ def test_huge_windows_are_split_into_bounded_frames(monkeypatch):
         for i in range(2000):
             recorder.scalar({f"s{i}": i})
 
-    batches = list(encode.payload(window(record)))
-    assert len(batches) > 10
-    assert max(batch.nbytes for batch in batches) < 4 * 4096 + 8192
+    found = batches(window(record))
+    assert len(found) > 10
+    assert max(batch.nbytes for batch in found) < 4 * 4096 + 8192
     joined = {}
-    for row in (row for batch in batches for row in rows(batch) if row["values32"]):
+    for row in (row for batch in found for row in rows(batch) if row["values32"]):
         part = joined.setdefault(row["record_id"], [])
         assert row["element"] == len(part)
         part += row["values32"]
         assert row["last"] == (len(part) == 5000)
-    found = [np.float32(values) for _, values in sorted(joined.items())]
-    np.testing.assert_array_equal([v.numpy().reshape(-1) for v in values.values()], found)
+    parts = [np.float32(values) for _, values in sorted(joined.items())]
+    np.testing.assert_array_equal([v.numpy().reshape(-1) for v in values.values()], parts)
+
+
+def test_messages_are_what_arrow_would_write():
+    """Records, payload, export rows and commits are byte for byte Arrow's own messages of the same batch."""
+    frame = window(typical)
+    messages = [encode.records(frame, encode.Texts()), *encode.payload(frame)]
+    messages.append(encode.export(encode.ExportRow(7, 1, 3, None, 1, "g", (0, 1), 2, 3, True, "ok")))
+    messages.append(encode.commit(encode.Commit(4, 1, 0, True, None, 0, 1, 2, 3, 4, ({"a": 1, "b": 0.5},))))
+    for message in messages:
+        assert message.batch().serialize().to_pybytes() == b"".join(message.parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_matrices_go_uncopied_from_where_they_lie(dtype):
+    """The values of a large window are the recorder's own memory until they are written (report a15)."""
+
+    def record(recorder):
+        recorder.denominator({"m": torch.ones(3, 40_000, dtype=torch.bool)})
+        recorder.stat("m", {f"k{i}": torch.rand(3, 40_000, dtype=dtype) for i in range(3)})
+
+    frame = window(record)
+    (large,) = (piece.matrix for piece in frame.pieces if isinstance(piece, MatrixPiece))
+    parts = [part for message in encode.payload(frame) for part in message.parts]
+    assert large.ctypes.data in [part.address for part in parts if isinstance(part, pa.Buffer)]
 
 
 def test_no_half_floats_no_dictionaries_and_wide_offsets():
@@ -104,18 +133,18 @@ def test_text_columns_are_built_once_per_layout():
     seen = []
     for _ in range(2):
         typical(recorder)
-        seen.append(texts.of(drain([recorder]).frame.calls.specs)["key"])
+        seen.append(texts.of(drain([recorder]).frame.calls.specs))
     assert seen[0] is seen[1]
     for i in range(5):
         recorder.scalar({f"z{i}": 1})
-        assert [f"z{i}"] == texts.of(drain([recorder]).frame.calls.specs)["key"].to_pylist()
+        assert [f"z{i}"] == encode.records(drain([recorder]).frame, texts).batch()["key"].to_pylist()
     assert len(texts._seen) == 2
 
 
 def test_export_rows_say_what_was_covered():
     """An export row carries id, members, windows, outcome and no moments."""
     row = encode.ExportRow(7, 1_000_000, 3, 5, 1, "g:1", (0, 1), 2, 3, reset=False, outcome="ok", key="a")
-    (found,) = rows(encode.export(row))
+    (found,) = rows(encode.export(row).batch())
     assert ("export", "g:1", [0, 1], 2, 3, False, "ok", "a") == tuple(
         found[name]
         for name in ("kind", "export_id", "members", "window_first", "window_last", "reset", "outcome", "key")
@@ -128,7 +157,7 @@ def test_commits_keep_integers_exact_and_nan_apart_from_null(tags):
     """The marker row has no key; integers keep their value beyond 2**53; NaN is NaN (reports c11, e1, f7)."""
     metrics = ({"a": 2**53 + 1, "b": float("nan")}, {"a": 0.5})
     made = encode.Commit(4, 1_000_000, 0, True, None, 0, 1, 2, 3, 4, metrics, tags)
-    batch = encode.commit(made)
+    batch = encode.commit(made).batch()
     assert batch.schema.equals(COMMITS)
     marker, *entries = rows(batch)
     assert (None, None, 0) == (marker["key"], marker["value"], marker["sub_index"])

@@ -117,7 +117,7 @@ def test_a_series_larger_than_a_frame_is_split(monkeypatch):
         recorder.scalar({"s": i / 8})
     recorder.scalar({"t": 1.0})
     frame = eventlog.drain([recorder]).frame
-    batches = list(encode.payload(frame))
+    batches = [message.batch() for message in encode.payload(frame)]
     assert max(batch.nbytes for batch in batches) < 2 * 4096
     rows = [row for batch in batches for row in batch.to_pylist()]
     values, times = [], []

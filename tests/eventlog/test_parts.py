@@ -1,62 +1,77 @@
-"""A frame as the buffers it lies in: the same bytes as Arrow's own, uncopied where they are many."""
+"""A frame as the parts it lies in: the same bytes as Arrow's own, uncopied where they are many."""
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
 from eventlog import parts
-from eventlog.message import serialize
-from eventlog.schema import Stream, crc32c
+from eventlog.columns import Table, lists_of
+from eventlog.message import Decoder, Message, serialize
+from eventlog.schema import PAYLOAD, RECORDS, Stream
 from tests.storage import commits, payload, records
 
+TABLE = Table(PAYLOAD)
 
-def joined(pieces):
+
+def message(values: int) -> Message:
+    """Return a payload of one record."""
+    columns = TABLE.of({"record_id": [3], "element": [0], "last": [True]})
+    columns["values32"] = TABLE["values32"].lists(lists_of(np.array([values])), array(values))
+    return TABLE.message(1, columns)
+
+
+def array(values: int) -> np.ndarray:
+    """Return numbers."""
+    return np.arange(values, dtype=np.float32)
+
+
+def joined(frame):
     """Return what would lie in the file."""
-    return b"".join(bytes(memoryview(piece)) for piece in pieces)
+    return b"".join(bytes(memoryview(part)) for part in frame)
 
 
-@pytest.mark.parametrize("values", [0, 1, 1000, 65_535, 65_537, 100_000, 1_300_001])
-def test_a_frame_in_pieces_is_the_frame(values, monkeypatch):
-    """Whatever a payload's size, its pieces are the bytes that Arrow serializes, none larger than PIECE."""
-    monkeypatch.setattr(parts, "PIECE", 1 << 20)
-    batch = payload(3, values)
-    frame = parts.of(batch, Stream.PAYLOAD)
-    expected = serialize(batch, Stream.PAYLOAD).to_pybytes()
-    pieces = list(parts.pieces(frame))
-    assert (expected, len(expected)) == (joined(pieces), parts.size(frame))
-    assert max(map(len, pieces)) <= 1 << 20
-    crc = 0
-    for piece in pieces:
-        crc = crc32c(piece, crc=crc)
-    assert crc32c(expected) == crc
+@pytest.mark.parametrize("values", [0, 1, 999, 1000, 65_535, 65_537, 100_000, 1_300_001])
+def test_a_frame_in_parts_is_the_frame(values):
+    """Whatever a payload's size, its parts are the bytes that Arrow serializes."""
+    frame = parts.of(message(values), Stream.PAYLOAD)
+    expected = message(values).batch().serialize().to_pybytes()
+    assert (expected, len(expected)) == (joined(frame), parts.size(frame))
+    assert [array(values).tolist()] == message(values).batch()["values32"].to_pylist()
 
 
-def test_large_values_are_not_copied():
-    """The values of a large payload go to the file from where they lie."""
-    batch = payload(0, 100_000)
-    address = batch["values32"].values.buffers()[1].address
-    assert address in [
-        part.address for part in parts.of(batch, Stream.PAYLOAD) if isinstance(part, pa.Buffer)
-    ]
+@pytest.mark.parametrize(("values", "most"), [(1000, 1), (60_000, 1), (100_000, 3)])
+def test_small_frames_are_one_part(values, most):
+    """What is small is one buffer; a large one keeps its values apart from all the rest."""
+    assert most == len(message(values).parts)
 
 
-def test_a_slice_of_a_batch_is_its_rows_alone():
-    """A batch that is a slice of a larger one takes the bytes of its own rows."""
-    whole = pa.concat_tables(pa.Table.from_batches([payload(w, 100_000)]) for w in range(4))
-    part = whole.combine_chunks().to_batches()[0].slice(1, 2)
-    frame = joined(parts.of(part, Stream.PAYLOAD))
-    assert len(frame) < 2 * 400_000 + 10_000
-    found = pa.ipc.read_record_batch(pa.py_buffer(frame), part.schema)
-    assert part.to_pylist() == found.to_pylist()
-
-
-@pytest.mark.parametrize(("batch", "stream"), [(records(1), Stream.RECORDS), (commits(1), Stream.COMMITS)])
-def test_records_and_commits_are_one_part(batch, stream):
-    """What is compressed, or small, is one buffer."""
+@pytest.mark.parametrize(
+    ("batch", "stream"),
+    [
+        (records(1), Stream.RECORDS),
+        (records(1, 500), Stream.RECORDS),
+        (commits(1), Stream.COMMITS),
+        (payload(1), Stream.PAYLOAD),
+    ],
+)
+def test_batches_of_arrow_are_one_part(batch, stream):
+    """A batch that Arrow made is one buffer."""
     (part,) = parts.of(batch, stream)
     assert serialize(batch, stream) == part
 
 
+@pytest.mark.parametrize("n", [8, 9])
+def test_many_records_are_compressed(n):
+    """A few records stay as they are, more are compressed: both are read as the same."""
+    recorded = records(1, n)
+    raw = Message(recorded.schema, n, [recorded.serialize().to_pybytes()])
+    (frame,) = parts.of(raw._replace(schema=RECORDS), Stream.RECORDS)
+    assert (n == 8) == (bytes(memoryview(frame)) == raw.parts[0])
+    assert recorded.equals(Decoder(RECORDS).batch(bytes(memoryview(frame))))
+
+
 def test_columns_of_another_stream_are_refused():
-    """A batch that is not of its stream is no frame of it, however large."""
-    with pytest.raises(TypeError, match="expected the columns of payload, got"):
-        parts.of(records(1, 5000), Stream.PAYLOAD)
+    """A batch that is not of its stream is no frame of it, however it was made."""
+    for batch in (records(1, 5000), message(3)):
+        stream = Stream.COMMITS if isinstance(batch, Message) else Stream.PAYLOAD
+        with pytest.raises(TypeError, match=f"expected the columns of {stream.name.lower()}, got"):
+            parts.of(batch, stream)

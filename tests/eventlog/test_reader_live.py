@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from eventlog.manifest import write_json
@@ -157,11 +158,12 @@ def test_blocks_are_the_frames_joined(tmp_path):
         blocks = list(reader.blocks(stream))
         rows = [(block.producer.rank, row) for block in blocks for row in block.batch.to_pylist()]
         assert [(rank, row) for rank, _, row in expected] == rows
-        numbers = [entry.window for block in blocks for entry in block.entries for _ in range(entry.rows)]
+        numbers = [window for b in blocks for window in np.repeat(b.entries["window"], b.entries["rows"])]
         assert [window for _, window, _ in expected] == numbers
-    some = list(reader.blocks(Stream.RECORDS, ["sum", "key"], lambda _, record: record.window % 2 == 1))
+    some = list(reader.blocks(Stream.RECORDS, ["sum", "key"], lambda _, those: those["window"] % 2 == 1))
     assert {("key", "sum")} == {tuple(block.batch.schema.names) for block in some}
-    assert [n for _ in (0, 1) for n in range(1, 30, 2)] == [e.window for block in some for e in block.entries]
+    windows = [window for block in some for window in block.entries["window"]]
+    assert [n for _ in (0, 1) for n in range(1, 30, 2)] == windows
 
 
 def test_blocks_leave_damage_out(tmp_path):
@@ -179,7 +181,7 @@ def test_blocks_leave_damage_out(tmp_path):
     rewrite(index, lambda b: b.__setitem__(slice(5 * ENTRY_SIZE, 6 * ENTRY_SIZE), said))
     rewrite(data, lambda b: b.__setitem__(entry(path, 7).offset + 50, 0xAA))
     reader = RunReader(path)
-    windows = [one.window for block in reader.blocks(Stream.RECORDS) for one in block.entries]
+    windows = [window for block in reader.blocks(Stream.RECORDS) for window in block.entries["window"]]
     assert [0, 1, 2, 4, 5, 7, 8, 9] == windows
     assert [4, 7] == sorted(problem.frame for problem in reader.problems)
     assert {3, 6} == reader.sessions()[0].incomplete
@@ -190,7 +192,7 @@ def test_what_was_passed_over_is_still_checked(tmp_path):
     path = write_run(tmp_path, 10).path
     rewrite(only(path, RECORDS_DATA), lambda b: b.__setitem__(entry(path, 3).offset + 50, 0xAA))
     reader = RunReader(path)
-    list(reader.blocks(Stream.RECORDS, None, lambda _, record: record.window % 2 == 1))
+    list(reader.blocks(Stream.RECORDS, None, lambda _, those: those["window"] % 2 == 1))
     assert [] == reader.problems
     assert {2} == reader.sessions()[0].incomplete
 

@@ -362,3 +362,31 @@ def test_one_key_for_two_groups_is_two(recorder):
     recorder.counter({"k": 1}, label="0,2")
     with pytest.raises(RecordingError, match="got scalar and counter"):
         recorder.counter({"k": 1}, label="0,1")
+
+
+def test_a_key_may_change_with_every_window(recorder):
+    """What a key was in windows before neither refuses it nor lets it be two things in this one."""
+    verbs = [lambda: recorder.scalar({"k": 1}), lambda: recorder.counter({"k": 1})]
+    for window in range(4):
+        first, second = verbs[window % 2], verbs[1 - window % 2]
+        first()
+        with pytest.raises(RecordingError, match="expected one kind of 'k' until its export"):
+            second()
+        assert ["k"] == [spec.key for spec in drain([recorder]).specs]
+
+
+def test_a_stat_said_again_binds_anew_where_scope_or_mask_changed(recorder):
+    """The same name in another scope, and after another registration, means another mask."""
+    name = "n"
+    recorder.denominator({name: mask(1, 1)})
+    with recorder.scope("inner"):
+        recorder.denominator({name: mask(1, 0)})
+    for _ in range(2):
+        recorder.stat(name, {"k": torch.ones(2)})
+        with recorder.scope("inner"):
+            recorder.stat(name, {"k": torch.ones(2)})
+            recorder.stat(name, {"k": torch.ones(2)})
+        recorder.denominator({name: mask(0, 0)})
+    found = rows(drain([recorder]))
+    assert [0, 2] == sorted(int(row[moments.COUNT]) for row in found["k"])
+    assert [1] * 4 == [int(row[moments.COUNT]) for row in found["inner/k"]]

@@ -16,6 +16,7 @@ from eventlog.errors import NotARunError, RunDirectoryError
 from eventlog.judge import Judge, Seen
 from eventlog.manifest import write_json
 from eventlog.message import serialize
+from eventlog.reader import RunReader
 from eventlog.recovery import recover, verify
 from eventlog.rundir import RunDir
 from eventlog.schema import (
@@ -343,12 +344,15 @@ def test_pruned_payload_stays_pruned(tmp_path, saved):
 def test_payload_that_compaction_moved_is_counted(ten, saved):
     """What stands in derived tables alone is no damage of the run, and is counted as not copied."""
     data = only(ten, "*.payload.0000.arrows")
+    moved = [record for _, record, _ in RunReader(ten).payload()]
     data.unlink()
     (ten / "tables").mkdir()
     write_json(ten / "tables" / "moved.json", {"streams": [data.name]})
     assert verify(ten).clean
     report, told = saved(ten)
-    assert ("has its rows in tables alone, which are not copied",) == of(report, data.name).reasons
+    file = of(report, data.name)
+    assert ("10 frames: their rows are in tables alone, which are not copied",) == file.reasons
+    assert (10, sum(record.length for record in moved)) == (file.discarded, file.discarded_bytes)
     assert (list(range(10)), []) == (told.windows(), told.windows(Stream.PAYLOAD))
 
 

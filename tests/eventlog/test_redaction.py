@@ -54,7 +54,7 @@ def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
     ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret",
      "password", "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken",
      "Authorization", "passwd", "db_pass", "DB_PASSWORD2", "auth", "wandb_key", "openai_key",
-     "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass"],
+     "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass", "authkey", "pass_word"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     """Names that mean a secret are recognised in every spelling."""
@@ -67,7 +67,7 @@ def test_names_of_secrets_are_known(name: str) -> None:
     ["n_tokens", "max_new_tokens", "tokenizer_path", "pad_token_id", "eos_token", "pad_token", "key", "keys",
      "monkey", "primary_key", "passes", "secretary", "author", "token_budget", "api_key_file_count",
      "token_level_loss", "keyboard", "pass_at_k", "pass_1", "pass@1", "bypass", "forward_pass", "stop_tokens",
-     "special_tokens", "eos_token_2", "num_tokens", "max_tokens", "sort_key", "oauth_flow", "authors"],
+     "special_tokens", "signature", "eos_token_2", "num_tokens", "max_tokens", "sort_key", "oauth_flow", "authors"],
 )  # fmt: skip
 def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
     """A language model's config is full of tokens and keys that are no secrets."""
@@ -97,6 +97,25 @@ def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
         ("https://hooks.slack.com/services/T000/B000/abc", f"https://hooks.slack.com/{REDACTED}"),
         ("https://discord.com/api/webhooks/12/abc", f"https://discord.com/api/webhooks/{REDACTED}"),
         ("AIzaSyA0123456789012345678901234567890ab", REDACTED),
+        ('{"api_key":"abc","lr":1}', f'{{"api_key":{REDACTED},"lr":1}}'),
+        ('{"password":"a\\"b c"}', f'{{"password":{REDACTED}}}'),
+        ("{'hf_token':'abc'}", f"{{'hf_token':{REDACTED}}}"),
+        ("Authorization: Basic QWxhZGRpbjpvcGVu", f"Authorization: {REDACTED}"),
+        ("Authorization: token ghx_abc, x", f"Authorization: {REDACTED}, x"),
+        ("http.extraheader=AUTHORIZATION: basic QWxh", f"http.extraheader=AUTHORIZATION: {REDACTED}"),
+        ('curl -H "Authorization: Bearer abc.def" h', f'curl -H "Authorization: {REDACTED}" h'),
+        ('{"Authorization":"Basic QWxh","n":1}', f'{{"Authorization":"{REDACTED}","n":1}}'),
+        ('Authorization: Digest username="u", response="abc"', f"Authorization: {REDACTED}"),
+        ("https://s3/x?X-Amz-Signature=abc&n=1", f"https://s3/x?X-Amz-Signature={REDACTED}&n=1"),
+        ("https://a.blob/x?sv=2&sig=a%2Bb%3D", f"https://a.blob/x?sv=2&sig={REDACTED}"),
+        ("curl -u user:pw https://host", f"curl -u user:{REDACTED} https://host"),
+        ("curl --user=user:pw", f"curl --user=user:{REDACTED}"),
+        ("docker run -u 1000:1000 image", "docker run -u 1000:1000 image"),
+        (
+            "https://open.feishu.cn/open-apis/bot/v2/hook/a-1",
+            f"https://open.feishu.cn/open-apis/bot/v2/hook/{REDACTED}",
+        ),
+        ("sig=0.5 signature: dense", "sig=0.5 signature: dense"),
     ],
 )
 def test_text_that_looks_like_a_secret_is_replaced(text: str, expected: str) -> None:
@@ -108,6 +127,9 @@ def test_an_option_before_its_value_is_known() -> None:
     """A command line as a list gives its secret away in the next element."""
     assert ["run", "--api-key", REDACTED, "--lr", "1"] == redact_sensitive_config(
         ["run", "--api-key", "abc", "--lr", "1"]
+    )
+    assert ["curl", "-u", f"me:{REDACTED}", "-u", "1:1"] == redact_sensitive_config(
+        ["curl", "-u", "me:pw", "-u", "1:1"]
     )
 
 

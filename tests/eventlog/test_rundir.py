@@ -249,6 +249,16 @@ def test_attempts_are_numbered_and_say_how_they_ended(tmp_path):
     assert {os.getpid()} == {attempt.pid for attempt in run.attempts()}
 
 
+def test_an_ending_gives_no_secret_away(tmp_path):
+    """The text of an exception is written without what looks like a key, and cut off."""
+    run = RunDir.create(tmp_path)
+    said = f"401 with token hf_{'A' * 30} and password=hunter2 " + "x" * 1000
+    run.end_attempt(run.claim_attempt({}), "exception", said)
+    outcome = run.attempts()[0].outcome
+    assert "exception: 401 with token <redacted> and password=<redacted> xxx" in outcome
+    assert len("exception: ") + 500 == len(outcome)
+
+
 def test_the_first_ending_stands(tmp_path):
     """An attempt that was ended by a signal does not become finished when its exit handlers run."""
     run = RunDir.create(tmp_path)

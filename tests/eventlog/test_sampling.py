@@ -45,7 +45,7 @@ def typical(recorder):
 
 def payload_of(sample, frame):
     """Return the payload's rows by key."""
-    rows = [row for batch in encode.payload(sample.drawn(frame)) for row in batch.to_pylist()]
+    rows = [row for message in encode.payload(sample.drawn(frame)) for row in message.batch().to_pylist()]
     return {frame.calls.specs[row["record_id"] - frame.first_id].key: row for row in rows}
 
 
@@ -72,7 +72,7 @@ def test_values_under_one_mask_still_belong_together(sample):
 def test_moments_are_of_all_values_and_sampled_records_say_so(sample):
     """A sampled record's moments are exact, and its tags say how many values are kept; others say nothing."""
     frame = drained(typical)
-    rows = encode.records(sample.marked(frame), encode.Texts()).to_pylist()
+    rows = encode.records(sample.marked(frame), encode.Texts()).batch().to_pylist()
     tags = {row["key"]: row["tags"] and json.loads(row["tags"]) for row in rows}
     assert {"sampled": 50} == tags["x"] == tags["y"] == tags["s"]
     assert [None] * 4 == [tags[key] for key in ("m", "few", "z", "t")]

@@ -298,12 +298,12 @@ def test_payload_that_does_not_fit_hides_no_records(run, make):
     """A window without its payload is complete, its missing payload listed."""
     writer = make(payload_queue_bytes=100, block_seconds=0)
     gate = hold(writer, Stream.PAYLOAD, nbytes=100)
-    put_window(writer, 3)
+    put_window(writer, 0)
     gate.open.set()
     writer.close()
     (state,) = tell(run.path).states
-    assert ({3}, set()) == (state.complete, state.payload)
-    assert [(Stream.PAYLOAD, Cause.QUEUE_FULL, 3)] == [(x.stream, x.cause, x.window) for x in state.losses]
+    assert ({0}, set()) == (state.complete, state.payload)
+    assert [(Stream.PAYLOAD, Cause.QUEUE_FULL, 0)] == [(x.stream, x.cause, x.window) for x in state.losses]
 
 
 def test_what_cannot_be_encoded_is_a_loss(run, make):
