@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from . import areal, evaluation, stats_tracker
     from .merge import Export, merge_worker_stats
     from .offline.compact import Compaction, compact
+    from .offline.restored import recover, verify
     from .offline.session import Session, labels, open_run
+    from .offline.statistics import checked_stats
     from .offline.strict import rows_of, strict_json, values_of
     from .offline.union import merge_runs
 
@@ -23,16 +25,19 @@ __all__ = [
     "Export",
     "Session",
     "areal",
+    "checked_stats",
     "compact",
     "evaluation",
     "labels",
     "merge_runs",
     "merge_worker_stats",
     "open_run",
+    "recover",
     "rows_of",
     "stats_tracker",
     "strict_json",
     "values_of",
+    "verify",
     "workflow_context",
 ]
 
@@ -40,14 +45,17 @@ _HOMES = {
     "Compaction": "offline.compact",
     "Export": "merge",
     "Session": "offline.session",
+    "checked_stats": "offline.statistics",
     "compact": "offline.compact",
     "labels": "offline.session",
     "merge_runs": "offline.union",
     "merge_worker_stats": "merge",
     "open_run": "offline.session",
+    "recover": "offline.restored",
     "rows_of": "offline.strict",
     "strict_json": "offline.strict",
     "values_of": "offline.strict",
+    "verify": "offline.restored",
 }
 
 

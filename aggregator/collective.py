@@ -205,18 +205,23 @@ class _GroupLink:
         self.rank = dist.get_rank()
         self._group = weakref.ref(group)
         self.device = _device(group)
+        # Gloo's all-gather goes round the ranks, each waits for the one before; its all-to-all sends at once.
+        self._direct = "cpu:gloo" in dist.get_backend_config(group)
 
     def gather(self, vector: Ints) -> Ints:
         """Return the vectors of all ranks, shape (ranks, len(vector))."""
         import torch
         import torch.distributed as dist
 
-        # torch 2.13 renamed it, and warns of the old name
-        name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-        sent = torch.from_numpy(vector).to(self.device)
-        received = torch.empty(len(self.members) * len(vector), dtype=sent.dtype, device=self.device)
-        self.issue(getattr(dist, name), received, sent)
-        return received.cpu().numpy().reshape(len(self.members), -1)
+        ranks = len(self.members)
+        if self._direct:
+            exchange, sent = dist.all_to_all_single, torch.from_numpy(np.tile(vector, ranks))
+        else:  # torch 2.13 renamed it, and warns of the old name
+            name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+            exchange, sent = getattr(dist, name), torch.from_numpy(vector).to(self.device)
+        received = torch.empty(ranks * len(vector), dtype=sent.dtype, device=self.device)
+        self.issue(exchange, received, sent)
+        return received.cpu().numpy().reshape(ranks, -1)
 
     def greatest(self, vector: Ints) -> Ints:
         """Return the elementwise maximum over the ranks."""

@@ -137,11 +137,10 @@ class DistributedStatsTracker:
         within 1 %: see `eventlog.histogram`; a tensor or array of that name is a stat. Raises a ValueError
         with expected, got and key for an unknown denominator and for a wrong shape or dtype.
         """
-        kind = ReduceType.AVG_MIN_MAX if reduce_type is None else reduce_type
-        if hasattr(quantiles, "layout") or isinstance(quantiles, np.ndarray):  # a stat of that name
-            tensors, quantiles = {**tensors, "quantiles": quantiles}, None
+        if quantiles is not None and (hasattr(quantiles, "layout") or isinstance(quantiles, np.ndarray)):
+            tensors, quantiles = {**tensors, "quantiles": quantiles}, None  # a stat of that name
         try:
-            self.recorder.stat(denominator, tensors, kind, collective.label(reduce_group), quantiles)
+            self.recorder.stat(denominator, tensors, reduce_type, collective.label(reduce_group), quantiles)
         except errors.RecordingError as refused:
             if "quantiles" in tensors and f"{self.recorder.full_key('quantiles')!r}" in str(refused):
                 refused = type(refused)(f"{refused}; ask for quantiles as a tuple of floats")
@@ -301,11 +300,13 @@ def _export(
         full=key is None,
         counts=_counts(specs, drained),
     )
-    if log is not None:
-        _note(log, drained, reduced, trackers, key, reset=reset, alone=reduce_group is None)
+    try:
+        made = Export.of(reduced.parts)
+    finally:
+        if log is not None:  # at the end: it wakes the writer, who needs the interpreter and a core
+            _note(log, drained, reduced, trackers, key, reset=reset, alone=reduce_group is None)
     if reduced.error is not None:
         raise reduced.error
-    made = Export.of(reduced.parts)
     if made.clashes:
         warnings.warn(
             f"expected each name once, got two of {', '.join(map(repr, made.clashes[:5]))} (of two keys or "
@@ -319,7 +320,6 @@ def _drain(
     trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any, alone: bool
 ) -> tuple[Drained, BaseException | None]:
     """Take the window, and what went wrong. Alone nothing is taken then; else the others take theirs."""
-    recorders = [tracker.recorder for tracker in trackers]
     whole, error = None, None
     try:
         whole = None if step is None else as_step(step)
@@ -328,7 +328,7 @@ def _drain(
     if error is not None and alone:
         return eventlog.drain([]), error
     try:
-        return eventlog.drain(recorders, key=key, reset=reset, step=whole), error
+        return eventlog.drain([each.recorder for each in trackers], key=key, reset=reset, step=whole), error
     except Exception as failed:  # noqa: BLE001 (whatever it is, the peers must hear of it)
         return eventlog.drain([]), error or failed
 

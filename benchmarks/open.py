@@ -118,7 +118,7 @@ def verified(folder: Path) -> None:
         (Stream.RECORDS, OF_RECORDS, False),
         (Stream.RECORDS, OF_EXPORTS, True),
     ):
-        wanted = None if last is None else (lambda _, record, last=last: (record.window < 0) is last)
+        wanted = None if last is None else (lambda _, entries, last=last: (entries["window"] < 0) == last)
         pa.Table.from_batches([block.batch for block in reader.blocks(stream, columns, wanted)])
 
 

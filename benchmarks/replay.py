@@ -5,7 +5,8 @@
 
 The rivals have the numbers in memory and call the tracker's own SDK once a step (`SummaryWriter.add_scalar`
 once a number, as there is no other way); ours reads a run directory, checks it, and tells it with `play`.
-Both end with everything on the disk. `commit` is the median of StatsLogger.commit with all four backends
+Both end with everything on the disk; of `trackio.log`, which writes in the background, and of ours Trackio's
+own reader counts the rows afterwards. `commit` is the median of StatsLogger.commit with all four backends
 live, `added` what that is more than without backends. One JSON object a line; a tracker that is not installed
 is left out.
 """
@@ -89,6 +90,8 @@ def report(name: str, run: Path, rows: Rows, folder: Path, rounds: int) -> None:
     for turn in range(rounds + 1):
         ours.append(seconds(lambda turn=turn: replayed(name, run, folder / f"{name}-ours-{turn}")))
         rival.append(seconds(lambda turn=turn: rivals[name](rows, folder / f"{name}-rival-{turn}")))
+        if name == "trackio":
+            check_trackio([f"trackio-ours-{turn}", f"trackio-rival-{turn}"], len(rows))
     mine, theirs = float(np.median(ours[1:])), float(np.median(rival[1:]))
     print(json.dumps({
         "name": f"replay to {name}", "ours": round(mine, 3), "rival": round(theirs, 3), "unit": "s",
@@ -133,6 +136,15 @@ def with_trackio_log(rows: Rows, target: Path) -> None:
     for step, row in enumerate(rows):
         trackio.log(row, step=step)
     trackio.finish()
+
+
+def check_trackio(projects: list[str], steps: int) -> None:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for project in projects:
+        (run,) = SQLiteStorage.get_runs(project)
+        if (held := len(SQLiteStorage.get_logs(project, run))) != steps:
+            raise SystemExit(f"expected {steps} rows in {project}, got {held}: nothing was measured")
 
 
 def with_wandb_log(rows: Rows, target: Path) -> None:

@@ -7,9 +7,8 @@ copies count once. Which of them speaks for a key is decided where the numbers a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,8 +23,7 @@ Pattern = tuple[str | None, str | None]  # tracker and key that alone are meant;
 ALL: Final[Pattern] = (None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A session as far as candidates are concerned."""
 
     session: str
@@ -33,8 +31,7 @@ class Member:
     world: str
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What an export covers of one window."""
 
     session: str
@@ -43,8 +40,7 @@ class Part:
     gone: tuple[Pattern, ...] = ()  # exported with reset before: no longer covered
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Windows whose records, merged in the order of `parts`, may be a committed value of a step."""
 
     source: str  # GROUP, OWN or WORKERS
@@ -74,11 +70,10 @@ def candidates(
     covered = _coverage(exports)
     calls = [_Call(e, timeline.windows[e.session, e.window], parts, second) for e, parts, second in covered]
     made = [*_groups(calls, members, leaders), *_ungrouped(calls, members, leaders)]
-    return [replace(c, incomplete=True) if _damaged(c, incomplete) else c for c in made]
+    return [c._replace(incomplete=True) if _damaged(c, incomplete) else c for c in made]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     export: Export
     binding: Binding
     parts: tuple[Part, ...]
@@ -114,8 +109,11 @@ def _parts(
     session: str, call: Export, window: int, alive: dict[int, tuple[Pattern, ...]]
 ) -> tuple[Part, ...]:
     first = window if call.first is None else call.first
+    only = (call.tracker, call.key)
+    if first == window:
+        return (Part(session, window, only, alive[window]),)
     covered = list(takewhile(lambda w: w >= first, reversed(alive)))
-    return tuple(Part(session, w, (call.tracker, call.key), alive[w]) for w in reversed(covered))
+    return tuple(Part(session, w, only, alive[w]) for w in reversed(covered))
 
 
 def _take(alive: dict[int, tuple[Pattern, ...]], parts: Iterable[Part]) -> None:

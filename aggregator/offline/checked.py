@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from eventlog import schema
+from eventlog import open_file, schema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,12 +116,12 @@ class CheckedFile:
     closed = False
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
-        """Open it; OSError when it is not there or has another size."""
+        """Open it; OSError when it is not there, no plain file, or of another size."""
         self._path = path
         self._stamp = stamp
         self._good = bytearray(len(stamp.checksums))
         self._at = 0
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = open_file(path)
         if (size := os.fstat(self._fd).st_size) != stamp.size:
             self.close()
             raise OSError(f"expected {stamp.size} bytes, got {size}")

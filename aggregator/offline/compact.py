@@ -21,7 +21,7 @@ import numpy as np
 
 from eventlog import errors, read_json, schema, write_json
 
-from .checked import TEMPORARY, CheckedFile, settle
+from .checked import TEMPORARY, settle
 from .compacted import FOLDER, FORMAT, MOVED, Compacted, read_part
 from .engine import Engine
 from .history import load
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from eventlog import RunReader, SessionState
 
+    from .compacted import Part
     from .engine import Name
     from .history import History
     from .parquet import Frames
@@ -76,6 +77,14 @@ class Task(NamedTuple):
     frames: Frames
 
 
+class _Made(NamedTuple):
+    """What came of a task. `name` is the part's, empty when none of its frames is good."""
+
+    name: str
+    rows: int
+    problems: Sequence[str] = ()
+
+
 def compact(
     run_dir: str | os.PathLike[str],
     *,
@@ -90,10 +99,30 @@ def compact(
     `drop_sources` removes the payload streams of processes that ended, once all their frames are in parts
     that were read back whole: from then on the tables are the only place of those values. Records and commits
     are kept for ever. `engine` and `workers`: see `engine.Engine`; `part_bytes`: about the size of a part.
-    NotARunError, FormatVersionError; DependencyError without Ray.
+    What of the run is damaged stays where it is: `Compaction.problems`.
+    NotARunError, FormatVersionError; RunDirectoryError when RUN/tables cannot be written; DependencyError
+    without Ray.
     """
     path, crew = Path(run_dir), Engine(engine, workers)
     history = load(path, str(path))
+    try:
+        return _compacted(path, history, crew, part_bytes, done, drop_sources=drop_sources)
+    except OSError as error:
+        where = error.filename2 or error.filename or path / FOLDER
+        raise errors.RunDirectoryError(
+            f"expected to write the tables of the run, got {error.strerror or error}: {where}"
+        ) from error
+
+
+def _compacted(
+    path: Path,
+    history: History,
+    crew: Engine,
+    part_bytes: int,
+    done: Callable[[int, int], object],
+    *,
+    drop_sources: bool,
+) -> Compaction:
     reader, compacted = history.reading.reader, history.reading.compacted
     folder = path / FOLDER
     folder.mkdir(exist_ok=True)
@@ -101,25 +130,44 @@ def compact(
     frames, replaced = _left(history), None
     if frames and compacted.parts and compacted.parts[-1].bytes < part_bytes // 2:
         last = compacted.parts[-1]
-        if all((path / file).exists() for file, _ in last.all()):
+        if _has_sources(history, last):
             compacted.parts.remove(last)
             reader.leave_out(compacted.covered())
             frames, replaced = _left(history), last
     tasks = [Task(str(path), reader.run.id, *those) for those in _ranges(frames, part_bytes)]
     with crew:
-        made = [one for one in crew.each(_written, tasks, done) if one]
-    if replaced is not None and not any(replaced.path.name == name for name, _ in made):
+        made = crew.each(_written, tasks, done)
+    names = {one.name for one in made}
+    if replaced is not None and replaced.path.name not in names:
         _remove([replaced.path, *(file for file, _ in replaced.files.values())])
     now = Compacted(type(reader.run).open(path))
     for part in now.left:
         _remove([part.path, *(file for file, _ in part.files.values())])
     dropped = _drop(history, now) if drop_sources else 0
-    own = [part for part in now.parts if part.path.name in {name for name, _ in made}]
-    problems = [str(problem) for problem in now.problems()]
-    rows = sum(rows for _, rows in made)
-    return Compaction(
-        str(path), len(now.parts), len(own), rows, sum(part.bytes for part in own), dropped, problems
-    )
+    own = [part for part in now.parts if part.path.name in names]
+    sources = [problem for problem in reader.problems if folder not in problem.path.parents]
+    problems = [str(problem) for problem in [*sources, *now.problems()]]
+    problems += [problem for one in made for problem in one.problems]
+    rows, size = sum(one.rows for one in made), sum(part.bytes for part in own)
+    return Compaction(str(path), len(now.parts), len(own), rows, size, dropped, list(dict.fromkeys(problems)))
+
+
+def _has_sources(history: History, part: Part) -> bool:
+    """Whether every frame that a part stands for is there and good: else the part is its only place."""
+    reader = history.reading.reader
+    files = {file.data.relative_to(reader.run.path).as_posix(): file for file in reader.run.segments()}
+    for name, cover in part.all():
+        if name not in files:
+            return False
+        with reader.opened(files[name], newest=False) as segment:
+            for slot, record in segment.entries(cover.first):
+                if slot >= cover.stop:
+                    break
+                if record is None or record.type != schema.RecordType.FRAME:
+                    continue
+                if segment.frame(slot, record) is None:
+                    return False
+    return True
 
 
 # -- what is left to do ------------------------------------------------------------------------------------
@@ -224,8 +272,8 @@ def _as_ranges(frames: Iterable[_Frame]) -> Frames:
 # -- a part ------------------------------------------------------------------------------------------------
 
 
-def _written(task: Task) -> tuple[str, int] | None:
-    """Write a part, unless it is there; return its name and rows. None: none of its frames is good. Pure."""
+def _written(task: Task) -> _Made:
+    """Write a part, unless it is there. Pure."""
     folder = Path(task.run_dir) / FOLDER
     told = json.dumps([task.run, task.steps, task.frames], sort_keys=True)
     name = (
@@ -235,13 +283,13 @@ def _written(task: Task) -> tuple[str, int] | None:
     try:
         part = read_part(path)
         if all(file.stat().st_size == stamp.size for file, stamp in part.files.values()):
-            return path.name, read_json(path)["rows"]
+            return _Made(path.name, read_json(path)["rows"])
     except (errors.ManifestError, OSError):
         pass
-    covers, files = write_part(Path(task.run_dir), name, task.frames)
+    covers, files, problems = write_part(Path(task.run_dir), name, task.frames)
     rows = sum(file["rows"] for file in files.values())
     if not covers:
-        return None
+        return _Made("", 0, problems)
     write_json(
         path,
         {
@@ -259,7 +307,7 @@ def _written(task: Task) -> tuple[str, int] | None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     settle(folder)
-    return path.name, rows
+    return _Made(path.name, rows, problems)
 
 
 def _sweep(folder: Path) -> None:
@@ -283,19 +331,18 @@ def _remove(paths: Iterable[Path]) -> None:
 def _drop(history: History, compacted: Compacted) -> int:
     """Remove payload streams of which every frame is in a part that can be read; return how many bytes."""
     run, reader = history.reading.reader.run, history.reading.reader
-    for part in compacted.parts:
-        for file, stamp in part.files.values():
-            CheckedFile(file, stamp).read()
+    compacted.check()
     covered = compacted.covered()
     over = {state.producer.session for state in history.reading.states if state.ended}
     dropped = 0
     for file in run.segments(schema.Stream.PAYLOAD):
-        if file.session not in over or not file.data.exists():
+        if file.session not in over:
             continue
         with reader.opened(file, newest=False) as segment:
+            there = segment.has_data
             frames = [i for i, r in segment.entries() if r is None or r.type == schema.RecordType.FRAME]
         ranges = covered.get(file.data, ())
-        if frames and all(any(first <= i < stop for first, stop in ranges) for i in frames):
+        if there and frames and all(any(first <= i < stop for first, stop in ranges) for i in frames):
             _note_moved(run.path, file.data.name)
             dropped += file.data.stat().st_size
             file.data.unlink()

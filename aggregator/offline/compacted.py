@@ -8,14 +8,16 @@ Parquet files, with checksums, of their rows as they were recorded:
     STEPS.HASH.payload.parquet                                             by key, then window
 
 Everything else about a row (its step, whether it counts) is found out when a run is opened, as always. A part
-is used when it is intact, the indexes of its frames are still what they were, and no other part that is used
-stands for one of its frames; everything else is read from the frames. Payload tables hold lists of numbers as
-their bytes: reading them costs no more than copying them.
+is used for a stream when it is intact, the indexes of the stream's frames are still what they were, and no
+other part that is used stands for one of its frames; everything else is read from the frames. Payload tables
+hold lists of numbers as their bytes: reading them costs no more than copying them.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -24,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eventlog import Problem, errors, read_json, schema
+from eventlog import Problem, errors, open_file, read_json, schema
 
 from .checked import CheckedFile, Stamp
 
@@ -77,10 +79,10 @@ class Part:
         """How many places of indexes it stands for."""
         return sum(cover.stop - cover.first for _, cover in self.all())
 
-    def all(self) -> Iterator[tuple[str, Cover]]:
-        """Yield every range of frames with its segment."""
-        for those in self.covers.values():
-            for file, covers in those.items():
+    def all(self, *streams: schema.Stream) -> Iterator[tuple[str, Cover]]:
+        """Yield every range of frames, or those of some streams, with its segment."""
+        for stream in streams or self.covers:
+            for file, covers in self.covers.get(stream, {}).items():
                 yield from ((file, cover) for cover in covers)
 
     @property
@@ -110,7 +112,7 @@ def read_part(path: Path) -> Part:
 def index_checksum(data: Path, first: int, stop: int) -> int:
     """Return the CRC32C of places [first, stop) of a segment's index; OSError when they are not there."""
     start, size = (1 + first) * schema.ENTRY_SIZE, (stop - first) * schema.ENTRY_SIZE
-    with data.with_suffix(".idx").open("rb") as index:
+    with os.fdopen(open_file(data.with_suffix(".idx")), "rb") as index:
         index.seek(start)
         entries = index.read(size)
     if len(entries) != size:
@@ -130,21 +132,18 @@ class Compacted:
         found = [part for part in map(self._read, self._paths()) if part is not None]
         # Of two compactions at once, or of one cut off while it replaced a part, the fuller part stands.
         for part in sorted(found, key=lambda part: (-part.frames, part.path.name)):
-            own = list(part.all())
-            if any(_meet(cover, other) for file, cover in own for other in taken.get(file, ())):
+            if any(_meet(cover, other) for file, cover in part.all() for other in taken.get(file, ())):
                 self.left.append(part)
-            elif self._fits(part):
+            elif fitting := [stream for stream in part.covers if self._fits(part, stream)]:
                 self.parts.append(part)
-                for file, cover in own:
+                self._bad |= {(part.path, stream) for stream in part.covers if stream not in fitting}
+                for file, cover in part.all(*fitting):
                     taken.setdefault(file, []).append(cover)
         self.parts.sort(key=lambda part: (part.first, part.last, part.path.name))
 
     def _paths(self) -> list[Path]:
         folder = self._run.path / FOLDER
-        try:
-            return sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
-        except OSError:
-            return []
+        return [folder / name for name in self._run.listed(folder) if _PART.fullmatch(name)]
 
     def _read(self, path: Path) -> Part | None:
         try:
@@ -153,9 +152,9 @@ class Compacted:
             self._run.found.add(Problem(path, f"is not used: {str(error).rsplit(': ', 1)[0]}"))
             return None
 
-    def _fits(self, part: Part) -> bool:
-        """Whether the frames it stands for are still those that it was made of."""
-        for file, cover in part.all():
+    def _fits(self, part: Part, stream: schema.Stream) -> bool:
+        """Whether the frames of a stream that it stands for are still those that it was made of."""
+        for file, cover in part.all(stream):
             try:
                 same = index_checksum(self._run.path / file, cover.first, cover.stop) == cover.crc
             except OSError:
@@ -164,6 +163,20 @@ class Compacted:
                 self._run.found.add(Problem(part.path, f"is not used: {file} is not what it was made of"))
                 return False
         return True
+
+    def trusted(self, stream: schema.Stream) -> list[Part]:
+        """Return the parts that are used for a stream and stand for some of it."""
+        return [p for p in self.parts if stream in p.covers and (p.path, stream) not in self._bad]
+
+    def check(self) -> None:
+        """Read every byte of the parts: what is damaged becomes a problem, and is not used."""
+        for part in self.parts:
+            for stream, names in TABLES.items():
+                for name in [name for name in names if name in part.files]:
+                    try:
+                        CheckedFile(*part.files[name]).read()
+                    except OSError as error:
+                        self._give_up(part, stream, name, error)
 
     def problems(self) -> list[Problem]:
         """Return why parts are not used."""
@@ -185,7 +198,8 @@ class Compacted:
         found: dict[str, list[pa.Table]] = {name: [] for name in TABLES[stream]}
         for part in self.parts:
             own: dict[str, pa.Table] = {}
-            for name in found.keys() & part.files.keys():
+            trusted = (part.path, stream) not in self._bad
+            for name in found.keys() & part.files.keys() if trusted else ():
                 try:
                     own[name] = _opened(*part.files[name]).read()
                 except (OSError, pa.ArrowException) as error:
@@ -243,6 +257,17 @@ class PayloadTable:
         sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
         self._stops = np.cumsum([0, *sizes])
         self._places: Places | None = None
+
+    def of(self, session: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a process, as far as they are intact."""
+        if session not in self._sessions:
+            return
+        number = self._sessions.index(session)
+        for i, (start, stop) in enumerate(zip(self._stops[:-1], self._stops[1:], strict=True)):
+            own = np.flatnonzero(self._of[start:stop] == number)
+            with suppress(OSError, pa.ArrowException):
+                if len(own):
+                    yield _as_recorded(self._file.read_row_group(i).take(pa.array(own)))
 
     def groups(
         self, places: Callable[[str, NDArray[np.int64]], Places], chosen: Bools

@@ -208,8 +208,8 @@ class Column:
         """Return the values of some records as a column of an answer."""
         if self.words is None:
             return nullable(self.values[places])
-        texts = [None if value == NONE else self.words[value] for value in self.values[places].tolist()]
-        return pa.array(texts, pa.string())
+        words = pa.array(self.words, pa.string())
+        return pa.DictionaryArray.from_arrays(nullable(self.values[places]), words).cast(pa.string())
 
 
 def merge(

@@ -16,7 +16,7 @@ from eventlog import Kind
 
 from . import timeline
 from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits, window_code, window_parts
-from .reading import NONE, Reading, Rows, nullable, read, shifted
+from .reading import NONE, Reading, Rows, nullable, plain, read, shifted, without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 BESIDE_TRAINING: Final = ("rollout", "eval-rollout")  # trackers that workflow_context names
-# What the timeline asks of each; a time costs more than all of them, as an object.
+# What the timeline asks of each.
 _OF_EXPORTS: Final = (
     "window", "export_id", "window_first", "attempt", "step", "reset", "outcome", "tracker", "key",
 )  # fmt: skip
@@ -59,6 +59,11 @@ def steps_of_windows(history: History) -> dict[tuple[str, int], int | None]:
 
 def load(path: str | Path, label: str, offset: int = 0) -> History:
     """Read a run and place it on its timeline, `offset` steps later; raises as `reading.read` does."""
+    with without_collections():
+        return _load(path, label, offset)
+
+
+def _load(path: str | Path, label: str, offset: int) -> History:
     reading = shifted(read(path, label), offset)
     seen = _Seen(reading)
     made = _exports(reading)
@@ -173,26 +178,15 @@ def _some(value: int) -> int | None:
 
 def _exports(reading: Reading) -> list[timeline.Export]:
     sessions = [producer.session for producer in reading.producers]
-    columns = reading.exports.table.select(list(_OF_EXPORTS)).to_pydict()
-    members = _members(reading.exports.table["members"])
-    times = reading.exports.ints("time").tolist()
-    return [
-        timeline.Export(
-            session=sessions[sid],
-            window=columns["window"][i],
-            time=times[i],
-            export_id=columns["export_id"][i],
-            members=members[i],
-            first=columns["window_first"][i],
-            attempt=columns["attempt"][i],
-            step=columns["step"][i],
-            reset=columns["reset"][i] is not False,
-            ok=columns["outcome"][i] == "ok",
-            tracker=columns["tracker"][i],
-            key=columns["key"][i],
-        )
-        for i, sid in enumerate(reading.exports.sids.tolist())
-    ]
+    columns = {name: plain(reading.exports.table[name]) for name in _OF_EXPORTS}
+    columns["time"] = reading.exports.ints("time").tolist()
+    columns["session"] = [sessions[sid] for sid in reading.exports.sids.tolist()]
+    columns["members"] = _members(reading.exports.table["members"])
+    columns["first"] = columns["window_first"]
+    columns["reset"] = [reset is not False for reset in columns["reset"]]
+    columns["ok"] = [outcome == "ok" for outcome in columns["outcome"]]
+    rows = zip(*(columns[name] for name in timeline.Export._fields), strict=True)
+    return [timeline.Export(*row) for row in rows]
 
 
 def _members(column: pa.ChunkedArray) -> list[tuple[int, ...] | None]:
@@ -212,7 +206,7 @@ def _members(column: pa.ChunkedArray) -> list[tuple[int, ...] | None]:
 def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit]:
     sessions = [producer.session for producer in reading.producers]
     commits = reading.commits.take(firsts)
-    columns = commits.table.select(list(_OF_COMMITS)).to_pydict()
+    columns = {name: plain(commits.table[name]) for name in _OF_COMMITS}
     times = commits.ints("time").tolist()
     return [
         timeline.Commit(

@@ -35,10 +35,10 @@ _ROW_BYTES: Final = 64
 
 def write_part(
     run_dir: Path, name: str, frames: Frames
-) -> tuple[dict[str, dict[str, list[Cover]]], dict[str, dict[str, Any]]]:
-    """Write the files of a part; return what of the frames they hold, and what the part says of the files.
+) -> tuple[dict[str, dict[str, list[Cover]]], dict[str, dict[str, Any]], list[str]]:
+    """Write the files of a part, without damaged frames.
 
-    A damaged frame is left out.
+    Returns what of the frames they hold, what the part says of the files, and what is wrong with the frames.
     """
     reader = RunReader(run_dir)
     files = {file.data.relative_to(run_dir).as_posix(): file for file in reader.run.segments()}
@@ -71,7 +71,7 @@ def write_part(
     if batches[PAYLOAD]:
         groups = _by_key(batches[PAYLOAD], made[RECORDS])
         told[PAYLOAD] = _write(folder / f"{name}.{PAYLOAD}.parquet", groups)
-    return covers, told
+    return covers, told, [str(problem) for problem in reader.problems]
 
 
 def _read(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +16,12 @@ from eventlog import RunReader, schema
 from .compacted import COMMITS, EXPORTS, RECORDS, Compacted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from eventlog import Attempt, Block, IndexRecord, Producer, SessionState
+    from eventlog import Attempt, Block, Producer, SessionState
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
@@ -100,6 +102,18 @@ def read(path: str | Path, label: str) -> Reading:
     )
 
 
+@contextmanager
+def without_collections() -> Generator[None]:
+    """Hold back the collector of cycles: of many thousand objects that stay none is in one."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def shifted(reading: Reading, offset: int) -> Reading:
     """Return what was read with `offset` added to every step."""
     if not offset:
@@ -125,25 +139,27 @@ def _shifted(rows: Rows, offset: int, *names: str) -> Rows:
     return Rows(table, rows.sids)
 
 
-def _of_a_window(_: str, entry: IndexRecord) -> bool:
-    return entry.window >= 0
+def _of_a_window(_: str, entries: NDArray[Any]) -> Bools:
+    return entries["window"] >= 0
 
 
-def _of_no_window(_: str, entry: IndexRecord) -> bool:
-    return entry.window < 0
+def _of_no_window(_: str, entries: NDArray[Any]) -> Bools:
+    return entries["window"] < 0
 
 
 def _damaged(states: Sequence[SessionState], records: Iterable[Block]) -> frozenset[tuple[str, int]]:
     """Return the windows of which records are missing: by the reader's account, or read only in part."""
     damaged = {(state.producer.session, window) for state in states for window in state.incomplete}
-    parts: dict[tuple[str, int], list[IndexRecord]] = {}
+    parts: dict[tuple[str, int], list[tuple[int, bool]]] = {}
     for block in records:
-        for entry in block.entries:
-            if entry.frame or not entry.last_of_window:
-                parts.setdefault((block.producer.session, entry.window), []).append(entry)
-    for window, entries in parts.items():
-        last = entries[-1]
-        if not last.last_of_window or [entry.frame for entry in entries] != list(range(last.frame + 1)):
+        last = (block.entries["flags"] & schema.LAST_OF_WINDOW) > 0
+        some = np.flatnonzero((block.entries["frame"] > 0) | ~last)
+        columns = block.entries["window"][some], block.entries["frame"][some], last[some]
+        for window, number, whole in zip(*(column.tolist() for column in columns), strict=True):
+            parts.setdefault((block.producer.session, window), []).append((number, whole))
+    for window, those in parts.items():
+        numbers = [number for number, _ in those]
+        if not those[-1][1] or numbers != list(range(len(numbers))):
             damaged.add(window)
     return frozenset(damaged)
 
@@ -164,6 +180,18 @@ def codes(column: pa.ChunkedArray) -> Ints:
     return pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64)
 
 
+def plain(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as Python's own values: many times as fast as Arrow does."""
+    if pa.types.is_dictionary(column.type):
+        words = np.array([*column.combine_chunks().dictionary.to_pylist(), None], np.object_)
+        return words[codes(column)].tolist()
+    if not pa.types.is_integer(column.type):
+        return column.to_pylist()
+    if not column.null_count:
+        return ints(column).tolist()
+    return [None if value == NONE else value for value in ints(column).tolist()]
+
+
 def nullable(values: Ints, kind: pa.DataType | None = None) -> pa.Array:
     """Return an array as a column, NONE as null."""
     column = pa.array(values, mask=values == NONE)
@@ -176,9 +204,9 @@ def _gather(
     """Join blocks of some columns, the first of which counts within a session, and compacted tables."""
     known = [block for block in blocks if block.producer.session in place]  # the rest vanished meanwhile
     kind = schema.RECORDS if columns[0] == "record_id" else schema.COMMITS
-    fields = pa.schema([kind.field(name) for name in kind.names if name in columns])
-    joined = pa.Table.from_batches([block.batch for block in known], fields)
-    table = encoded(joined.select(list(columns)).combine_chunks())
+    fields = encoded(pa.schema([kind.field(name) for name in kind.names if name in columns]).empty_table())
+    joined = pa.Table.from_batches([block.batch for block in known], fields.schema)
+    table = joined.select(list(columns)).unify_dictionaries().combine_chunks()
     owners = np.array([place[block.producer.session] for block in known], np.int64)
     sids = np.repeat(owners, [block.batch.num_rows for block in known])
     if kept:

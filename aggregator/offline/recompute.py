@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,10 +19,10 @@ from ..naming import Meta
 from .candidates import ALL, Candidate, Member, Part, candidates
 from .payload import Payload
 from .placing import groups, outdated, replaced, window_code
-from .reading import codes, ints
+from .reading import codes, ints, without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class Spec:
     label: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segments:
     """Keys of candidates: `rows[i]` are the moments of `specs[spec[i]]` in `candidates[candidate[i]]`.
 
@@ -57,13 +58,18 @@ class Segments:
     candidate: Ints
     spec: Ints
     lowest: Ints  # the first producer (its sid) that holds the key
-    rows: Ints
     superseded: Bools
     records: Places
     of_records: Places
+    merge: Callable[[], Ints]  # which takes as long as all the rest
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.candidate)
+
+    @cached_property
+    def rows(self) -> Ints:
+        """The moments: merged when they are first looked at."""
+        return self.merge()
 
 
 def segments(history: History, keys: Collection[str] | None = None) -> Segments:
@@ -89,7 +95,8 @@ def specs_of(history: History) -> list[Spec]:
 
 def _candidates(history: History) -> list[Candidate]:
     members = [Member(p.session, p.rank, p.world) for p in history.reading.producers]
-    return candidates(history.made, history.timeline, members, history.leaders, history.reading.damaged)
+    with without_collections():
+        return candidates(history.made, history.timeline, members, history.leaders, history.reading.damaged)
 
 
 def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
@@ -101,7 +108,9 @@ def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
     number = np.zeros(table.num_rows, np.int64)
     for words, of_words in zip(texts, numbers, strict=True):
         number = number * (len(words) + 1) + of_words
-    distinct, places = np.unique(number, return_inverse=True)
+    places, n = groups(number)
+    distinct = np.empty(n, np.int64)
+    distinct[places] = number
     specs: dict[Spec, int] = {}
     known = np.full(len(distinct), -1)
     for i, value in enumerate(distinct.tolist()):
@@ -190,13 +199,17 @@ def _merge(
     sids = history.records.sids[records]
     # On each rank first, in the order of the records; then over the ranks, in the order of the group.
     of_rank, at = _numbered(candidate, sids, spec)
-    by_rank = moments.pool(moments_of(history.records.table, records), of_rank, len(at))
     of_segment, first = _numbered(candidate[at], spec[at])
     spreads = np.array([_SPREADS.index(s.meta.spread) for s in specs], np.int8)[spec[at]]
     # Copies of one value count once: the first rank's.
     counted = (spreads != _SPREADS.index(Spread.REPLICATED)) | np.isin(np.arange(len(at)), first)
-    rows = moments.pool(by_rank[counted], of_segment[counted], len(first))
-    _count_shares_once(rows, by_rank, of_segment, spreads == _SPREADS.index(Spread.SHARES))
+
+    def merge() -> Ints:
+        by_rank = moments.pool(moments_of(history.records.table, records), of_rank, len(at))
+        rows = moments.pool(by_rank[counted], of_segment[counted], len(first))
+        _count_shares_once(rows, by_rank, of_segment, spreads == _SPREADS.index(Spread.SHARES))
+        return rows
+
     lowest = np.full(len(first), len(history.reading.producers))
     np.minimum.at(lowest, of_segment, sids[at])
     where = at[first]
@@ -207,10 +220,10 @@ def _merge(
         candidate=candidate[where],
         spec=spec[where],
         lowest=lowest,
-        rows=rows,
         superseded=_superseded(history, made, specs, candidate[where], spec[where]),
         records=records[kept],
         of_records=of_segment[of_rank[kept]],
+        merge=merge,
     )
 
 
@@ -227,7 +240,7 @@ def _numbered(*columns: Ints) -> tuple[Places, Places]:
 
 def moments_of(table: pa.Table, records: Places) -> Ints:
     """Return the moments of some records, shape (len(records), WORDS)."""
-    rows = np.empty((len(records), moments.WORDS), np.int64)
+    rows = np.empty((moments.WORDS, len(records)), np.int64).T  # what follows works word by word
     for word, name in enumerate(_INTEGER_WORDS):
         rows[:, word] = ints(table[name], 0)[records]
     floats = rows.view(np.float64)

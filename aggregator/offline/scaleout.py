@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from eventlog import errors, histogram, moments, schema
+from eventlog import errors, histogram, moments, read_file, schema
 
 from .checked import NewFile
 from .compacted import FOLDER
@@ -260,7 +260,7 @@ def _is_there(path: Path) -> bool:
 
 def _read(path: Path) -> Arrays:
     """Read an answer; OSError when it is not there or damaged."""
-    data = path.read_bytes()
+    data = read_file(path)
     if schema.crc32c(data[_CRC_BYTES:]).to_bytes(_CRC_BYTES, "little") != data[:_CRC_BYTES]:
         raise OSError(f"expected an intact answer, got a damaged one: {path}")
     with np.load(io.BytesIO(data[_CRC_BYTES:]), allow_pickle=False) as found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,21 +101,6 @@ class Session:
         self._every = attempts == "all"
         self._several = len(histories) > 1
         self._rows: pa.Table | None = None
-        now = {
-            "_records": [history.records.table for history in histories],
-            "_exports": [history.exports.table for history in histories],
-            "_windows": [history.windows.table for history in histories],
-            "_commits": [history.commits.table for history in histories],
-            "_attempts": [tables.attempts(history) for history in histories],
-            "_producers": [tables.producers(history) for history in histories],
-        }
-        later = {
-            "_metrics": (tables.METRICS, self._committed),
-            "_payload": (payload.TABLE, self._payload),
-            "_pooled": (POOLED, self._pooled),
-        }
-        joined = {name: _joined(parts) for name, parts in now.items()}
-        self._database = Database(joined, later, several=self._several, superseded=self._every, memory=memory)
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +110,8 @@ class Session:
 
     def close(self) -> None:
         """Let go of the runs."""
-        self._database.close()
+        if "_database" in self.__dict__:
+            self._database.close()
         if self._elsewhere is not None:
             self._elsewhere.close()
 
@@ -298,11 +285,8 @@ class Session:
         place = Path(path)
         form = export.format_of(place, format)
         if view == "metrics":
-            return export.write(
-                self.metrics(keys, wide=wide, source=source, since=since, until=until).to_reader(),
-                place,
-                form,
-            )
+            metrics = self.metrics(keys, wide=wide, source=source, since=since, until=until)
+            return export.write(metrics.to_reader(), place, form)
         if wide or source != "committed":
             raise errors.QueryError(f"expected wide and source for the view metrics only, got {view!r}")
         rows = export.part(self._database, view, keys, since, until)
@@ -319,6 +303,21 @@ class Session:
         return [str(problem) for history in self._histories for problem in history.reading.reader.problems]
 
     # -- what is asked for -----------------------------------------------------------------------------
+
+    @cached_property
+    def _database(self) -> Database:
+        """The views for SQL: most of what opening a small run would cost, so only for who asks."""
+        placed = ("records", "exports", "windows", "commits")
+        now = {f"_{name}": [getattr(history, name).table for history in self._histories] for name in placed}
+        now["_attempts"] = [tables.attempts(history) for history in self._histories]
+        now["_producers"] = [tables.producers(history) for history in self._histories]
+        later = {
+            "_metrics": (tables.METRICS, self._committed),
+            "_payload": (payload.TABLE, self._payload),
+            "_pooled": (POOLED, self._pooled),
+        }
+        joined = {name: _joined(parts) for name, parts in now.items()}
+        return Database(joined, later, several=self._several, superseded=self._every, memory=self._memory)
 
     def _committed(self) -> pa.Table:
         if self._rows is None:

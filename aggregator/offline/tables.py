@@ -332,17 +332,17 @@ def _without_run(row: dict[str, Any]) -> dict[str, Any]:
 
 def _loss(producer: Producer, loss: Loss, bound: Mapping[tuple[str, int], int | None]) -> dict[str, Any]:
     step = bound.get((producer.session, loss.window)) if loss.step is None else loss.step
-    cause = loss.cause.name.lower() if isinstance(loss.cause, schema.LossCause) else str(loss.cause)
     return {
         "role": producer.role,
         "rank": producer.rank,
         "session": producer.session,
         "stream": loss.stream.name.lower(),
-        "cause": cause,
+        "cause": getattr(loss.cause, "name", str(loss.cause)).lower(),
         "window": None if loss.window < 0 else loss.window,
-        "step": step,
+        "step": loss.step if loss.stream is schema.Stream.COMMITS else step,  # whose windows are numbers
         "rows": loss.rows,
         "bytes": loss.bytes,
+        "detail": loss.detail or None,
     }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +31,7 @@ TIME: Final = "time"
 WindowKey = tuple[str, int]  # session, number
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """What a process recorded between two exports, as far as it can be read."""
 
     session: str
@@ -43,8 +42,7 @@ class Window:
     training: bool = True  # holds something else than evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(NamedTuple):
     """One row of an export call; a call over two groups has two rows with the same window."""
 
     session: str
@@ -61,8 +59,7 @@ class Export:
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """One commit of one process: "what I drained since my last commit is this step"."""
 
     session: str
@@ -76,8 +73,7 @@ class Commit:
     last: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """An attempt, as its leader claimed it."""
 
     attempt: int
@@ -85,8 +81,7 @@ class Claim:
     resume_step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """Where a window belongs."""
 
     attempt: int
@@ -310,11 +305,13 @@ def _ownership(
 
 def _in_order(commits: Sequence[Commit], attempts: Sequence[int]) -> list[tuple[int, Commit]]:
     """Return (attempt, commit) session by session, the earliest first; within one, numbers say the order."""
-    began: dict[str, int] = {}
-    for commit in commits:
-        began[commit.session] = min(commit.time, began.get(commit.session, commit.time))
-    pairs = zip(attempts, commits, strict=True)
-    return sorted(pairs, key=lambda pair: (began[pair[1].session], pair[1].session, pair[1].number))
+    sessions: dict[str, list[tuple[int, Commit]]] = {}
+    for attempt, commit in zip(attempts, commits, strict=True):
+        sessions.setdefault(commit.session, []).append((attempt, commit))
+    began = {session: min(commit.time for _, commit in own) for session, own in sessions.items()}
+    for own in sessions.values():
+        own.sort(key=lambda pair: pair[1].number)
+    return [pair for session in sorted(began, key=lambda s: (began[s], s)) for pair in sessions[session]]
 
 
 def _numbers(windows: Iterable[WindowKey]) -> dict[str, list[int]]:

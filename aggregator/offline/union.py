@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventlog import RunDir, errors, schema
+from eventlog import Problem, RunDir, errors, is_there, open_file, schema
 
 from .compacted import MOVED
 from .history import load
@@ -25,7 +26,10 @@ from .placing import window_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import IO
+
+    from eventlog import SegmentFile
 
     from .history import History
 
@@ -38,11 +42,12 @@ _STEPS: Final = {
 
 
 class Merged(NamedTuple):
-    """What became of a run: which attempts its own are now, and from which steps to which it lies."""
+    """What became of a run: which attempts its own are now, by how much its steps moved, what is damaged."""
 
     path: str
     attempts: dict[int, int]
     offset: int
+    problems: tuple[str, ...] = ()
 
 
 def merge_runs(
@@ -62,7 +67,7 @@ def merge_runs(
     moved = [0, *offsets] if len(offsets) == len(sources) - 1 else list(offsets or [0] * len(sources))
     if len(moved) != len(sources):
         raise errors.QueryError(f"expected an offset for each of {len(sources)} runs, got {len(offsets)}")
-    if bare := [path for path in sources if (path / MOVED).exists()]:
+    if bare := [path for path in sources if is_there(path / MOVED)]:
         raise errors.QueryError(
             f"expected runs with their payload streams, got one whose values are in tables alone: {bare[0]}"
         )
@@ -100,9 +105,10 @@ def _written(run: RunDir, histories: Sequence[History], offsets: Sequence[int]) 
         copy = _Copy(run, history, attempts, offset)
         for file in history.reading.reader.run.segments():
             producer = copy.producers.get(file.session)
-            if producer is not None and file.index.exists():
+            if producer is not None:
                 copy.segment(file, run.segment(file.stream, producer, file.number))
-        made.append(Merged(history.reading.label, attempts, offset))
+        problems = tuple(map(str, history.reading.reader.problems))
+        made.append(Merged(history.reading.label, attempts, offset, problems))
     return made
 
 
@@ -123,6 +129,7 @@ class _Copy:
 
     def __init__(self, run: RunDir, history: History, attempts: Mapping[int, int], offset: int) -> None:
         self.producers = {p.session: replace(p, run=run.id) for p in history.reading.producers}
+        self.tell = history.reading.reader.run.found.add
         self._attempts = attempts
         self._offset = offset
         self._sid = {producer.session: sid for sid, producer in enumerate(history.reading.producers)}
@@ -131,25 +138,40 @@ class _Copy:
         rows = zip(history.commits.sids.tolist(), history.commits.table["commit"].to_pylist(), strict=True)
         self._of_commit = dict(zip(rows, history.commits.attempts.tolist(), strict=True))
 
-    def segment(self, source: Any, target: Any) -> None:
-        """Copy one segment: an index that is no index as it is, all others record by record."""
-        index = source.index.read_bytes()
-        header = schema.IndexHeader.unpack(index[: schema.ENTRY_SIZE])
+    def segment(self, source: SegmentFile, target: SegmentFile) -> None:
+        """Copy one segment record by record; of frames that no index vouches for nobody knows the steps."""
+        with self._opened(source.index) as file:
+            index = file.read() if file else b""
         target.folder.mkdir(parents=True, exist_ok=True)
-        if header is None or not source.data.exists():
-            target.index.write_bytes(index)
-            if source.data.exists():
-                shutil.copyfile(source.data, target.data)
-            return
-        with source.data.open("rb") as old, target.data.open("xb") as new, target.index.open("xb") as entries:
+        header = schema.IndexHeader.unpack(index[: schema.ENTRY_SIZE])
+        with self._opened(source.data) as old:
+            if header is not None and old is not None:
+                self._moved(source, target, index, header.segment_uid, old)
+            else:
+                target.index.write_bytes(index or bytes(schema.ENTRY_SIZE))  # damage, as it is
+
+    def _moved(
+        self, source: SegmentFile, target: SegmentFile, index: bytes, uid: bytes, old: IO[bytes]
+    ) -> None:
+        with target.data.open("xb") as new, target.index.open("xb") as entries:
             entries.write(index[: schema.ENTRY_SIZE])
-            frames = _Frames(self, source.stream, source.session, old, new)
-            for start in range(schema.ENTRY_SIZE, len(index), schema.ENTRY_SIZE):
+            frames = _Frames(self, source, old, new)
+            for slot, start in enumerate(range(schema.ENTRY_SIZE, len(index), schema.ENTRY_SIZE)):
                 entry = index[start : start + schema.ENTRY_SIZE]
-                record = schema.IndexRecord.unpack(entry, header.segment_uid)
+                record = schema.IndexRecord.unpack(entry, uid)
                 if record is not None and record.type == schema.RecordType.FRAME:
-                    entry = frames.moved(record).pack(header.segment_uid)
+                    entry = frames.moved(slot, record).pack(uid)
                 entries.write(entry)
+
+    def _opened(self, path: Path) -> AbstractContextManager[IO[bytes] | None]:
+        """Open a file of the run; what cannot be opened is a problem of it."""
+        try:
+            return os.fdopen(open_file(path), "rb")
+        except FileNotFoundError:
+            return nullcontext()
+        except OSError as error:
+            self.tell(Problem(path, f"cannot be opened: {error.strerror}"))
+            return nullcontext()
 
     def said(self, metadata: dict[bytes, bytes], session: str) -> dict[bytes, bytes]:
         """Return what a segment's schema message says, for the new run."""
@@ -181,33 +203,31 @@ class _Copy:
 class _Frames:
     """Writes the frames of one segment anew, one after the other."""
 
-    def __init__(
-        self, copy: _Copy, stream: schema.Stream, session: str, old: IO[bytes], new: IO[bytes]
-    ) -> None:
+    def __init__(self, copy: _Copy, source: SegmentFile, old: IO[bytes], new: IO[bytes]) -> None:
         self._copy = copy
-        self._stream = stream
-        self._session = session
+        self._source = source
         self._old, self._new = old, new
-        self._schema = schema.SCHEMAS[stream]
+        self._schema = schema.SCHEMAS[source.stream]
         self._first = True
 
-    def moved(self, record: schema.IndexRecord) -> schema.IndexRecord:
+    def moved(self, slot: int, record: schema.IndexRecord) -> schema.IndexRecord:
         """Write a frame; return its index record. What is damaged stays so, byte by byte."""
         self._old.seek(record.offset)
         data = self._old.read(record.length)
         offset = self._new.tell()
         first, self._first = self._first, False
         if len(data) != record.length or schema.crc32c(data) != record.crc:
+            self._copy.tell(Problem(self._source.data, "damaged frame", slot, record.offset))
             self._new.write(data.ljust(record.length, b"\0"))
             return replace(record, offset=offset)
         if first:  # the schema message
             found = pa.ipc.read_schema(pa.py_buffer(data))
             self._schema = found.remove_metadata()
-            said = self._copy.said(found.metadata or {}, self._session)
+            said = self._copy.said(found.metadata or {}, self._source.session)
             data = found.with_metadata(said).serialize().to_pybytes()
-        elif self._stream is not schema.Stream.PAYLOAD:
+        elif self._source.stream is not schema.Stream.PAYLOAD:
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
-            data = _serialized(self._copy.rows(batch, self._stream, self._session))
+            data = _serialized(self._copy.rows(batch, self._source.stream, self._source.session))
         self._new.write(data)
         return replace(record, offset=offset, length=len(data), crc=schema.crc32c(data))
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator import compact, merge_runs, open_run
-from eventlog import RunReader, encode, errors, schema, verify
+from eventlog import RunReader, encode, errors, read_json, schema, verify
 from tests.answers import answers
 from tests.runs import RunBuilder
-from tests.storage import flip
+from tests.storage import flip, settle
 
 ROOT = Path(__file__).parents[3]
 SMALL = 4096  # bytes of a part: several parts of a small run
@@ -333,14 +333,53 @@ def test_dropping_sources(path, before):
     assert [True] == ["is not used" in note for note in answers(path)["problems"]]
 
 
-def test_sources_that_no_table_holds_stay(path):
+def test_sources_that_no_table_holds_stay(path, before):
     """What is dropped was read back first: a table that does not hold its values costs no source."""
     compact(path, part_bytes=SMALL, workers=1)
-    flip(min((path / "tables").glob("*.payload.parquet")), 100)
-    payload = list(path.glob("events/*/*.payload.*.arrows"))
-    with pytest.raises(OSError, match="expected checksum"):
-        compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
-    assert [] == [p for p in payload if not p.exists()]
+    damaged = min((path / "tables").glob("*.payload.parquet"))
+    flip(damaged, 100)
+    sources = read_json(damaged.with_name(damaged.name.replace(".payload.parquet", ".json")))["covers"]
+    made = compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
+    (problem,) = made.problems
+    assert "is not used: expected checksum" in problem
+    assert sources["payload"]
+    assert [] == [name for name in sources["payload"] if not (path / name).exists()]
+    assert before["percentiles"] == answers(path)["percentiles"]
+
+
+def test_a_table_with_the_only_good_rows_is_not_replaced(tmp_path):
+    """A part is written anew with what came since only as long as its sources are good."""
+    with RunBuilder(tmp_path / "run") as run:
+        ranks = group(run, 0, 0, 3)
+        for rank in ranks:
+            settle(rank.writer)
+        compact(run.path, workers=1)
+        before = answers(run.path)["percentiles"]
+        data = min(run.path.glob("events/actor-0/*.payload.*.arrows"))
+        flip(data, data.stat().st_size // 2)
+        more(run, ranks, 3, 5)
+    made = compact(run.path, workers=1)
+    assert 2 == made.parts
+    after = answers(run.path)["percentiles"]
+    assert before == [row for row in after if row["step"] < 3]
+
+
+def test_damage_in_the_sources_is_told(path):
+    """A frame that cannot be read is in no table, and compaction says so."""
+    data = min(path.glob("events/actor-0/*.payload.*.arrows"))
+    flip(data, data.stat().st_size // 2)
+    made = compact(path, workers=1)
+    assert [data.name] == [Path(problem).name for problem in made.problems]
+
+
+def test_a_stream_that_changed_costs_only_its_own_tables(path):
+    """Where the index of one stream is not what a part was made of, its other streams are still used."""
+    compact(path, drop_sources=True, workers=1)
+    index = min(path.glob("commits/actor-0/*.idx"))
+    flip(index, 200)
+    with open_run(path) as session:
+        assert any("is not what it was made of" in problem for problem in session.problems)
+        assert 0 == sum(session.percentiles("x", [0.5])["missing"].to_pylist())
 
 
 def test_of_two_compactions_at_once_each_row_counts_once(path, before):

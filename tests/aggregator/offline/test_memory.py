@@ -87,6 +87,18 @@ def test_the_environment_is_asked_too(small, monkeypatch, tmp_path):
         open_run(small)
 
 
+def test_what_needs_no_query_spills_nothing(small, tmp_path):
+    """Metrics are told without a database: nothing is made for one, and nothing is left to close."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    with open_run(small, spill=spill) as session:
+        assert session.metrics() is not None
+        assert [] == list(spill.iterdir())
+        assert session.sql("select 1").num_rows
+        assert 1 == len(list(spill.iterdir()))
+    assert [] == list(spill.iterdir())
+
+
 SORT = "select count(*) as n from (select distinct range * 7919 % 8000009 as v from range(3000000))"
 
 

@@ -138,9 +138,10 @@ def test_a_run_that_grows_meanwhile(tmp_path):
 def test_a_run_that_cannot_be_written_to(tmp_path):
     """Without a place for finished ranges there is an answer all the same."""
     path = record(tmp_path / "run")
-    before = answers(path)
     (path / "tables").write_text("no directory")
-    assert before == answers(path, engine="local", workers=1)
+    with open_run(path) as run:
+        assert [f"cannot be listed: Not a directory: {path / 'tables'}"] == run.problems
+    assert answers(path) == answers(path, engine="local", workers=1)
 
 
 def test_workers_that_die_are_replaced(tmp_path):

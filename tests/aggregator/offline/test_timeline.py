@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,7 +102,7 @@ def test_an_attempt_that_only_commits_owns_what_it_restored_to():
     first = [commit("a", n, n, n, attempt=0, leader=True) for n in range(10)]
     second = [commit("b", n, 100 + n, 5 + n, attempt=1, leader=True, restored=5) for n in range(3)]
     assert {0: None, 1: 6} == resolve([], [], first + second).owned_from
-    unrestored = [replace(made, restored=None) for made in second]
+    unrestored = [made._replace(restored=None) for made in second]
     assert {0: None, 1: None} == resolve([], [], first + unrestored).owned_from
 
 
@@ -408,7 +407,7 @@ def test_each_step_has_one_owner_and_the_newest_is_never_superseded(run):
 def test_a_given_step_is_kept_whatever_else_is_known(run):
     """Rule 1 holds in every run."""
     windows, exports, commits, claims = run
-    windows = [replace(w, given=1000 + w.number) for w in windows]
+    windows = [w._replace(given=1000 + w.number) for w in windows]
     timeline = resolve(windows, exports, commits, claims)
     for w in windows:
         assert Binding(w.attempt, w.given, "given") == timeline.windows[w.session, w.number]
