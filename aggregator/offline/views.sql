@@ -11,7 +11,7 @@ select
     int_sum, sum, min, max, tags, superseded, complete
 from _records;
 
-comment on view log.records is 'What was recorded: a row per key and window, for tensors and masks per call';
+comment on view log.records is 'What was recorded: a row per key and part of a window, for tensors and masks per call';
 comment on column log.records.run is 'which of the session''s runs';
 comment on column log.records.session is 'the recording process''s lifetime';
 comment on column log.records.role is 'role of the process';
