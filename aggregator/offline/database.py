@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from importlib import resources
-from itertools import count
+from itertools import count, pairwise
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final
@@ -48,8 +48,9 @@ _LATER: Final = {
 }
 _READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
 _ROWS: Final = 2048  # of a batch that is answered
-_WORD: Final = re.compile(r"\w+")
-_TEXT: Final = re.compile(r"'(?:[^']|'')*'")
+_WORD: Final = re.compile(r"[^\W_]\w*")
+_TEXT: Final = re.compile(r"'\w*'\s*")  # one that may name a view: DuckDB reads from 'metrics'
+_BY_NAME: Final = frozenset({"query", "query_table"})  # functions that read what a text names
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+|\([^)]*\)\s*)*", re.IGNORECASE)
 # What DuckDB puts before messages of functions of ours.
 _OURS: Final = re.compile(
@@ -223,8 +224,13 @@ class Database:
 
     def _provide(self, query: str) -> None:
         """Make the tables of the views that a query names; that a word is no view's name costs only time."""
-        words = set(_WORD.findall(_TEXT.sub("", query.lower())))
-        for name in [name for name in self._later if words & _LATER[name]]:
+        starts = [*duckdb.tokenize(query), (len(query), None)]
+        words = set[str]()
+        for (start, kind), (stop, _) in pairwise(starts):
+            token = query[start:stop].lower()
+            if kind != duckdb.token_type.string_const or _TEXT.fullmatch(token):
+                words.update(_WORD.findall(token))
+        for name in [name for name in self._later if words & (_LATER[name] | _BY_NAME)]:
             self._con.register(name, self._later[name]())
             del self._later[name]
 

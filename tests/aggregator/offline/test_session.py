@@ -293,6 +293,28 @@ def test_unknown_views_and_columns_are_explained(run):
         session.sql("selec 1")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "-- don't\nselect count(*) from metrics -- isn't",
+        "/* it's */ select count(*) from METRICS /* isn't */",
+        "select count(*), 1 as \"it's\" from metrics where key <> 'x'",
+        "select count(*) from metrics where key <> $$it's$$",
+        "select count(*) from metrics where key <> e'it\\'s'",
+        "select count(*) from 'metrics'",
+        'select count(*) from "metrics"',
+        "select count(*) from query_table('metrics')",
+        "select count(*) from query('from ' || 'metr' || 'ics')",
+        "select count(*) from _metrics",
+    ],
+)
+def test_however_a_query_names_a_view_its_rows_are_there(trained, query):
+    """Quotes in comments and texts hide no view; what is made late is made for whatever may read it."""
+    session, _ = trained
+    answer = session.sql(query.replace("count(*)", "count(*) as n"))
+    assert [session.metrics().num_rows] == answer["n"].to_pylist()
+
+
 def test_errors_while_running_are_query_errors(run):
     """What only shows when the query runs is wrapped as well."""
     run.producer().commit(0, {"a": 1.0}, time=1, leader=True)
