@@ -168,10 +168,16 @@ class Deviations:
         return [math.sqrt(v) if root and v is not None else v for v in found]
 
     def variance(self, group: int, ddof: int) -> float | None:
-        """Return the variance of a group's values; None of too few, NaN where one is not finite."""
+        """Return the variance of a group's values; None of too few, NaN where one is not finite.
+
+        Infinite where a square is beyond float64, as numpy says.
+        """
         if self.count[group] <= ddof:
             return None
-        return math.nan if self._odd[group] else self._squares[group][0] / (self.count[group] - ddof)
+        if self._odd[group]:
+            return math.nan
+        square = self._squares[group][0]
+        return math.inf if math.isnan(square) else square / (self.count[group] - ddof)
 
     def correlation(self, group: int) -> float | None:
         """Return Pearson's correlation of a group; None of fewer than two pairs or of a constant."""
@@ -180,6 +186,8 @@ class Deviations:
         if self._odd[group]:
             return math.nan
         x, y, both = self._squares[group]
+        if not all(map(math.isfinite, (x, y, both))):
+            return math.nan  # squares beyond float64
         if x == 0 or y == 0:
             return None
         return max(-1.0, min(1.0, both / (math.sqrt(x) * math.sqrt(y))))
@@ -196,7 +204,7 @@ def _product(one: Floats, other: Floats) -> float:
     """Return the sum of products of values about their means, less what the means are off by rounding."""
     off = float(np.add.reduce(one)) * float(np.add.reduce(other)) / len(one)
     found = float(np.add.reduce(one * other)) - off
-    return max(0.0, found) if one is other else found
+    return found if one is not other or math.isnan(found) else max(0.0, found)
 
 
 # -- quantiles -----------------------------------------------------------------------------------------

@@ -68,6 +68,19 @@ def test_constants_deviate_by_exactly_nothing(value, sizes):
     assert spread.variance(0, 1) == (None if sum(sizes) == 1 else 0.0)
 
 
+@pytest.mark.parametrize("values", [[1.0, 2.0, 1e300], [-1e308, 1e308], [1e200, 1e200, -1e200, 0.0]])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_squares_beyond_float64_are_infinite(values, pieces):
+    """A deviation that float64 cannot say is inf as numpy's is, never 0, and there is no correlation."""
+    made = Deviations(1)
+    for piece in np.array_split(np.array(values), pieces):
+        made.add(0, piece, piece[::-1])
+    with np.errstate(all="ignore"):
+        assert [float(np.var(values))] == made.all("var_pop")
+    assert math.isinf(made.all("std")[0])
+    assert math.isnan(made.correlation(0))
+
+
 def test_statistics_have_names():
     """Quantiles may be named as numbers or as percentiles; the column is named alike."""
     assert {"avg": None, "p99.9": 0.999, "p50": 0.5, "median": 0.5} == checked_stats(
