@@ -54,10 +54,8 @@ class Batch:
         bounds, sequences = self.bounds, shape[0] if shape else 1
         if bounds is not None:
             sequences = len(bounds) - 1
-            if elements == sequences:
-                bounds = None  # it has one element a sequence: `selected` is the mask itself
-            elif isinstance(bounds, np.ndarray):
-                _check_end(bounds, elements, key)
+            if isinstance(bounds, np.ndarray):
+                bounds = _fitting(bounds, elements, key)
         if self.sample_ids is not None and len(self.sample_ids) != sequences:
             raise RecordingError(
                 f"expected {sequences} sample ids (one a sequence) for {key!r}, got {len(self.sample_ids)}"
@@ -66,8 +64,7 @@ class Batch:
 
     def settled(self, bounds: NDArray[np.int64], elements: int, key: str) -> Batch:
         """Return it with bounds that lay on a device, which are checked only now."""
-        _check_end(_on_host(bounds), elements, key)
-        return replace(self, bounds=bounds)
+        return replace(self, bounds=_fitting(_on_host(bounds), elements, key))
 
     def selected(self, packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int64] | None:
         """Count what a mask selects of each sequence; None where it has one element a sequence.
@@ -128,12 +125,19 @@ def _on_host(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     return bounds
 
 
-def _check_end(bounds: NDArray[np.int64], elements: int, key: str) -> None:
-    if bounds[-1] != elements:
-        raise RecordingError(
-            f"expected cu_seqlens that end at {elements}, the number of elements of {key!r} (or a mask with "
-            f"one element for each of the {len(bounds) - 1} sequences), got {bounds[-1]}"
-        )
+def _fitting(bounds: NDArray[np.int64], elements: int, key: str) -> NDArray[np.int64] | None:
+    """Return where sequences lie in a mask; None where each has one element, and the mask itself says it all.
+
+    With sequences of no elements both may be: then they are packed, as the bounds say.
+    """
+    if bounds[-1] == elements:
+        return None if (np.diff(bounds) == 1).all() else bounds
+    if elements == len(bounds) - 1:
+        return None
+    raise RecordingError(
+        f"expected cu_seqlens that end at {elements}, the number of elements of {key!r} (or a mask with "
+        f"one element for each of the {len(bounds) - 1} sequences), got {bounds[-1]}"
+    )
 
 
 def _ids(given: Any) -> tuple[str, ...]:

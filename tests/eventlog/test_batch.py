@@ -32,7 +32,7 @@ def test_a_packed_mask_keeps_what_each_sequence_selects(sequences):
     recorder.stat("m", {"x": np.arange(len(bits), dtype=np.float32)})
     mask, x = payload(recorder)
     expected = [sum(sequence) for sequence in sequences]
-    if len(bits) == len(sequences):  # one element a sequence: the mask says it
+    if all(len(sequence) == 1 for sequence in sequences):  # one element each: the mask says it
         assert mask["selected"] is None
     else:
         assert expected == mask["selected"]
@@ -69,6 +69,14 @@ def test_a_mask_with_one_element_a_sequence_stands_beside_packed_ones():
     of_tokens, of_sequences = payload(recorder)
     assert ([4, 2], ["a", "7"]) == (of_tokens["selected"], of_tokens["sample_ids"])
     assert (None, b"\x01", ["a", "7"]) == tuple(of_sequences[k] for k in ("selected", "mask", "sample_ids"))
+
+
+@pytest.mark.parametrize("held", [list, torch.tensor])
+def test_as_many_tokens_as_sequences_are_packed_all_the_same(held):
+    """Where a sequence is empty, a mask can have an element for each without being one a sequence."""
+    recorder = Recorder()
+    recorder.denominator({"tokens": np.ones(2, bool)}, about={"cu_seqlens": held([0, 2, 2])})
+    assert [[2, 0]] == [row["selected"] for row in payload(recorder)]
 
 
 def test_rows_are_the_sequences_without_bounds():
