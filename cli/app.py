@@ -60,3 +60,7 @@ def areal_metrics(
     ] = False,
 ) -> None:
     """Ask recorded training runs anything, and retell them to any tracker."""
+
+
+if __name__ == "__main__":
+    main()

@@ -26,13 +26,14 @@ def verify(run_dir: RunDir, as_json: Json = False) -> None:
     """Check every byte of a run.
 
     A line per file: good frames and their rows, damaged ones, what is wrong. A segment is its stream and its
-    index. What is being written while it is checked is no damage. Exit code 3 when anything is damaged,
-    missing or was lost, 1 when there is no run to check.
+    index. What is being written while it is checked is no damage. The tables are checked, too. A commit whose
+    number is missing is lost, with what is known of it. Exit code 3 when anything is damaged, missing or was
+    lost, 1 when there is no run to check.
     """
-    import eventlog
+    from aggregator import verify as run
 
     with render.progress("verify") as progress:
-        found = eventlog.verify(run_dir, progress=progress)
+        found = run(run_dir, progress=progress)
     files = [
         {
             "file": str(file.path),
@@ -69,13 +70,19 @@ def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
         "step": loss.step,
         "rows": loss.rows,
         "bytes": loss.bytes,
+        "detail": loss.detail or None,
     }
 
 
 def _say_lost(losses: Sequence[dict[str, Any]]) -> None:
     if losses:
-        rows = sum(loss["rows"] for loss in losses)
-        render.say(f"lost, as the processes noted: {rows} rows in {len(losses)} places")
+        noted = [loss for loss in losses if loss["cause"] != "missing"]
+        rows = sum(loss["rows"] for loss in noted)
+        if noted:
+            render.say(f"lost, as the processes noted: {rows} rows in {len(noted)} places")
+        for loss in losses:
+            if loss["cause"] == "missing":
+                render.say(f"lost: {loss['detail']}, of {loss['role']}-{loss['rank']}")
 
 
 @app.command(epilog=example("recover runs/a runs/a-recovered", "recover runs/a saved --json"))
@@ -88,14 +95,15 @@ def recover(
 ) -> None:
     """Save what can be saved of a damaged run into a new directory.
 
-    The copy reads without a problem; what is gone is noted in it as lost. The run itself is never changed. A
-    line per file: frames and rows recovered; of these the frames found without an index, which no checksum
-    vouches for; what was discarded. Exit code 3 when anything was.
+    The copy reads without a problem; what is gone is noted in it as lost. The run itself is never changed.
+    Values that 'compact --drop-sources' left in the tables alone are in the copy's own files again. A line
+    per file: frames and rows recovered; of these the frames found without an index, which no checksum vouches
+    for; what was discarded. Exit code 3 when anything was.
     """
-    import eventlog
+    from aggregator import recover as run
 
     with render.progress("recover") as progress:
-        done = eventlog.recover(run_dir, into, progress=progress)
+        done = run(run_dir, into, progress=progress)
     files = [_salvaged(file, full=as_json) for file in done.files]
     if as_json:
         said = {"path": str(done.path), "into": str(done.into), "complete": done.complete, "files": files}

@@ -108,10 +108,14 @@ def merge(
     """Join runs that are one training into a new run.
 
     Where steps overlap the later run owns them, as after a restart; nothing is lost, and the runs stay as
-    they are. What trackers acknowledged is not taken over.
+    they are. What trackers acknowledged is not taken over. Damage stays damage, in the new run too: exit
+    code 3.
     """
     from aggregator import merge_runs
 
     made = merge_runs(out, *runs, offsets=offsets or ())
     told = [{"run": one.path, "offset": one.offset, "attempts": list(one.attempts.values())} for one in made]
     render.document({"out": str(out), "runs": told}, as_json=as_json)
+    if problems := [problem for one in made for problem in one.problems]:
+        render.damaged(problems)
+        raise typer.Exit(3)

@@ -50,14 +50,20 @@ def import_(
 
     Every point of every file; what a resumed run did again becomes an attempt of its own. The run can then be
     asked, plotted and replayed like any other. Exit code 3 when the files are damaged or hold points that no
-    run can have; texts and media are left out, and named.
+    run can have, or when directories within SOURCE hold event files of their own, which are not read; texts
+    and media are left out, and named.
     """
     from replay import import_history
 
     imported = import_history(source, run_dir, kind=None if kind is None else kind.value, progress=True)
-    render.document(dataclasses.asdict(imported), as_json=as_json)
+    about = dataclasses.asdict(imported)
+    if not as_json:  # keys are shown as they are, which headings are not
+        about["left_out"] = [{"key": key, "values": count} for key, count in imported.left_out.items()]
+    render.document(about, as_json=as_json)
     render.damaged(imported.problems, listing=None)
     if imported.left_out:
         render.say(f"left out, being no numbers: {', '.join(imported.left_out)}")
+    if imported.elsewhere:
+        render.say(f"not read, being runs of their own: {', '.join(imported.elsewhere)}")
     if not imported.complete:
         raise typer.Exit(3)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 __all__ = [
     "Attempts",
@@ -28,6 +32,7 @@ __all__ = [
     "check_bounds",
     "check_output",
     "example",
+    "usage",
 ]
 
 
@@ -72,8 +77,12 @@ More = Annotated[
         show_default=False,
     ),
 ]
-Since = Annotated[int | None, typer.Option(metavar="STEP", help="First step to take.", show_default=False)]
-Until = Annotated[int | None, typer.Option(metavar="STEP", help="Last step to take.", show_default=False)]
+Since = Annotated[
+    int | None, typer.Option(metavar="STEP", min=0, help="First step to take.", show_default=False)
+]
+Until = Annotated[
+    int | None, typer.Option(metavar="STEP", min=0, help="Last step to take.", show_default=False)
+]
 AttemptsOption = Annotated[
     Attempts, typer.Option("--attempts", help="With 'all', rows of steps that a later attempt redid too.")
 ]
@@ -106,6 +115,17 @@ Spill = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def usage() -> Generator[None]:
+    """Refuse what is asked wrongly as a mistake in the command: exit code 2."""
+    from eventlog import errors
+
+    try:
+        yield
+    except (errors.ConfigError, errors.QueryError, errors.StepError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def check_bounds(since: int | None, until: int | None) -> None:

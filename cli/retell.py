@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from .options import (
     Until,
     check_bounds,
     example,
+    usage,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ NAME = None  # its command stands at the top
 app = typer.Typer()
 
 OWN = "stats_logger."  # how what changes a config begins
-_WORDS = {"true": True, "false": False}
+_ALWAYS = ("backend", "target", "sent", "skipped")
+_TRACKERS = ("swanlab", "tensorboard", "trackio", "wandb")
 
 
 @app.command(
@@ -142,22 +145,25 @@ def replay(
     the last is told; that of untold of histograms a target cannot show; that of partial of statistics whose
     values are not all kept. Of several runs each is told, whatever befalls another; a path given for a target
     gets a directory for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is
-    damaged, when a target refused steps or can no longer take them (withheld), or when something is untold
-    or partial.
+    damaged, when a target refused steps, can no longer take them (withheld) or holds some that the log does
+    not have (kept: they stay), or when something is untold or partial.
 
     With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end,
-    and TensorBoard's lie in RUN_DIR/live/tensorboard.
+    and TensorBoard's lie in RUN_DIR/live/tensorboard. With --stat, too, a step is told --wait seconds after
+    its last commit, when its values are there.
     """
     check_bounds(since, until)
     overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]
     given = _options(to or [], [each for each in options or () if not each.startswith(OWN)])
     _check(
-        given, run_dirs, config, overrides, follow=follow, stats=stat or [], attempts=attempts, source=source
-    )
+        given, run_dirs, config, overrides,
+        follow=follow, dry_run=dry_run, attempts=attempts, source=source,
+    )  # fmt: skip
     asked: dict[str, Any] = {
         "since": since,
         "until": until,
         "keys": keys or None,
+        "stats": stat or [],
         "rename": list(map(_rule, rename or ())),
         "cursors": cursors,
         "new_run": new_run,
@@ -165,22 +171,16 @@ def replay(
     if follow:
         asked |= {"wait": wait, "give_up": give_up}
     else:
-        asked |= {"attempts": attempts.value, "source": source.value, "stats": stat or []}
-        asked |= {"dry_run": dry_run, "progress": True}
-    found: dict[str, list[Report]] = {}
-    failed = 0
-    for name, run_dir in _named(run_dirs).items():
-        own = given if len(run_dirs) == 1 else _own(given, name)
-        try:
-            found[name] = _play(run_dir, _backends(own, config, overrides), follow=follow, **asked)
-        except Exception as exc:
-            from eventlog import ArealMetricsError
-
-            if len(run_dirs) == 1 or not isinstance(exc, ArealMetricsError | OSError):
-                raise
-            failed += 1
-            render.complain(f"{exc}; the other runs are told")
-    _tell(found, as_json=as_json)
+        asked |= {"attempts": attempts.value, "source": source.value, "dry_run": dry_run, "progress": True}
+    runs = _named(run_dirs)
+    with usage():
+        told = {name: _backends(given, config, overrides, name if len(runs) > 1 else "") for name in runs}
+        _check_asked(asked)
+    found, failed = _play_all(runs, told, follow=follow, **asked)
+    if any(found.values()):
+        _tell(found, as_json=as_json)
+    for error in failed:
+        render.complain(error)
     if failed:
         raise typer.Exit(1)
     if not all(report.complete for reports in found.values() for report in reports):
@@ -194,7 +194,7 @@ def _check(
     overrides: Sequence[str],
     *,
     follow: bool,
-    stats: Sequence[str],
+    dry_run: bool,
     attempts: Attempts,
     source: Source,
 ) -> None:
@@ -203,17 +203,52 @@ def _check(
         raise typer.BadParameter("expected --to BACKEND or -c FILE, got neither")
     if overrides and config is None:
         raise typer.BadParameter(f"expected -c FILE for -o {OWN}{overrides[0]}, got none")
-    if any(name.partition(":")[0] == "memory" for name in given):
-        raise typer.BadParameter(
-            "expected --to swanlab, tensorboard, trackio or wandb, got memory, which ends with the command"
-        )
+    if wrong := [each for each in overrides if "=" not in each]:
+        raise typer.BadParameter(f"expected -o {OWN}…=VALUE, got {OWN + wrong[0]!r}")
+    if strange := [name for name in given if name.partition(":")[0] not in _TRACKERS]:
+        raise typer.BadParameter(f"expected --to {', '.join(_TRACKERS)}, got {strange[0]!r}")
+    _check_different(given)
     if follow and len(run_dirs) > 1:
         raise typer.BadParameter(f"expected one run with --follow, got {len(run_dirs)}")
-    if follow and (stats or attempts is not Attempts.LATEST or source is not Source.COMMITTED):
+    if follow and (dry_run or attempts is not Attempts.LATEST or source is not Source.COMMITTED):
         raise typer.BadParameter(
-            "expected --follow without --stat, --attempts and --source, "
+            "expected --follow without --attempts, --source and --dry-run, "
             "which need the whole run: replay it once it has finished"
         )
+
+
+def _check_different(given: dict[str, dict[str, Any]]) -> None:
+    """Refuse two targets that cannot but be the same."""
+    seen: dict[str, str] = {}
+    for name, chosen in given.items():
+        path = chosen.get("path")
+        place = chosen | ({"path": Path(path).resolve()} if isinstance(path, str) else {})
+        other = seen.setdefault(f"{name.partition(':')[0]} {sorted(place.items())}", name)
+        if other != name:
+            raise typer.BadParameter(
+                f"expected different targets, got {other} and {name} with the same options"
+            )
+
+
+def _play_all(
+    runs: dict[str, Path], told: dict[str, list[Backend]], *, follow: bool, **asked: Any
+) -> tuple[dict[str, list[Report]], list[str]]:
+    """Tell every run, whatever befalls another; return the reports, and what failed."""
+    from eventlog import ArealMetricsError
+
+    found: dict[str, list[Report]] = {}
+    failed: list[str] = []
+    for name, run_dir in runs.items():
+        own: list[ArealMetricsError] = []
+        before = f"{name}: " if len(runs) > 1 else ""
+        try:
+            found[name] = _play(run_dir, told[name], follow=follow, failed=own, **asked)
+        except (ArealMetricsError, OSError) as exc:
+            if len(runs) == 1:
+                raise
+            failed.append(f"{before}{exc}")
+        failed += [f"{before}{error}" for error in own]
+    return found, failed
 
 
 def _play(run_dir: Path, backends: Sequence[Backend], *, follow: bool, **asked: Any) -> list[Report]:
@@ -226,20 +261,44 @@ def _play(run_dir: Path, backends: Sequence[Backend], *, follow: bool, **asked: 
 
 
 def _backends(
-    given: dict[str, dict[str, Any]], config: Path | None, overrides: Sequence[str]
+    given: dict[str, dict[str, Any]], config: Path | None, overrides: Sequence[str], run: str
 ) -> list[Backend]:
+    """Return who is told of a run; one among several gets a directory of its own in each path."""
     from replay import configured, load_config, open_backend
 
-    backends = [open_backend(name.partition(":")[0], **chosen) for name, chosen in given.items()]
+    backends: list[Backend] = []
+    for name, chosen in given.items():
+        path = chosen.get("path")
+        own = {"path": str(Path(path, run))} if path and isinstance(path, str) else {}
+        backends.append(open_backend(name.partition(":")[0], **chosen | own))
     if config is not None:
-        backends += configured(load_config(config, [f"{OWN}{each}" for each in overrides]))
+        loaded = load_config(config, [f"{OWN}{each}" for each in overrides])
+        if loaded.tensorboard.path is not None:
+            loaded.tensorboard.path = str(Path(loaded.tensorboard.path, run))
+        if loaded.swanlab.logdir is not None:
+            loaded.swanlab.logdir = str(Path(loaded.swanlab.logdir, run))
+        backends += configured(loaded)
+    if not backends:
+        raise typer.BadParameter(f"expected a file that switches a backend on, got none: {config}")
     return backends
+
+
+def _check_asked(asked: dict[str, Any]) -> None:
+    """Refuse statistics that are none, before anything is read."""
+    from aggregator import checked_stats
+
+    if plain := [stat for stat in asked["stats"] if stat != "histogram"]:
+        checked_stats(plain)
 
 
 def _rule(text: str) -> tuple[str, str]:
     pattern, equals, new = text.rpartition("=")
     if not equals:
         raise typer.BadParameter(f"expected --rename PATTERN=NAME, got {text!r}")
+    try:
+        re.compile(pattern).sub(new, "")
+    except (re.error, IndexError) as error:
+        raise typer.BadParameter(f"expected --rename PATTERN=NAME, got {text!r}: {error}") from error
     return pattern, new
 
 
@@ -250,16 +309,6 @@ def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(labels(run_dirs), run_dirs, strict=True))
 
 
-def _own(given: dict[str, dict[str, Any]], run: str) -> dict[str, dict[str, Any]]:
-    """Give a run a directory of its own in each path that targets were given."""
-    return {
-        name: {
-            option: str(Path(value, run)) if option == "path" else value for option, value in chosen.items()
-        }
-        for name, chosen in given.items()
-    }
-
-
 def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
     render.rows(_table(found, as_json=as_json), as_json=as_json)
     for reports in found.values():
@@ -267,11 +316,15 @@ def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
             render.damaged(reports[0].problems)
     every = [report for reports in found.values() for report in reports]
     for report in every:
-        for what in ("superseded", "refused", "withheld"):
+        for what in ("superseded", "refused", "withheld", "kept"):
             if steps := getattr(report, f"{what}_steps"):
                 render.say(f"{report.backend}: {what}: steps {steps}")
-    if any(report.refused or report.withheld for report in every):
-        render.say("some steps were refused or withheld; --new-run tells everything to a new run")
+    if any(report.withheld for report in every):
+        render.say("some steps were withheld; --new-run tells everything to a new run")
+    if any(report.refused for report in every):
+        render.say("some steps were refused: these targets will never take them, the log has them")
+    if any(report.kept for report in every):
+        render.say("some steps lie at a target and not in the log, which has lost them: there they stay")
     if untold := sorted({report.backend for report in every if report.untold}):
         render.say(f"histograms cannot be told to {', '.join(untold)}")
     if any(report.partial for report in every):
@@ -281,7 +334,7 @@ def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
 
 
 def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each backend; an option given several times is a list."""
+    """Return the options of each backend, as text; one that is given several times is a list."""
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         path, equals, text = setting.partition("=")
@@ -289,8 +342,9 @@ def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[st
         if not (equals and dot and option):
             raise typer.BadParameter(f"expected -o BACKEND.OPTION=VALUE, got {setting!r}")
         if name not in given:
-            raise typer.BadParameter(f"expected -o of a backend named by --to, got {setting!r}")
-        value: Any = _WORDS.get(text, text)
+            hint = f"; what -c FILE says is changed by -o {OWN}{setting}" if name in _TRACKERS else ""
+            raise typer.BadParameter(f"expected -o of a backend named by --to, got {setting!r}{hint}")
+        value: Any = text
         if option in given[name]:
             before = given[name][option]
             value = [*(before if isinstance(before, list) else [before]), value]
@@ -305,8 +359,13 @@ def _table(found: dict[str, list[Report]], *, as_json: bool) -> pa.Table:
 
     counts = [field.name for field in dataclasses.fields(Report)]
     counts[counts.index("problems")] = "damaged"
-    if not as_json:  # said on stderr, a line each
-        counts = [name for name in counts if not name.endswith("_steps")]
+    every = [report for reports in found.values() for report in reports]
+    if not as_json:  # steps are said on stderr, a line each; of the rest only what there is
+        counts = [
+            name
+            for name in counts
+            if name in _ALWAYS or (not name.endswith("_steps") and any(getattr(each, name) for each in every))
+        ]
     rows = [
         ({} if len(found) == 1 else {"run": run}) | {name: getattr(report, name) for name in counts}
         for run, reports in found.items()

@@ -68,11 +68,15 @@ def ls(
 
 def _run_directories(root: Path) -> Iterator[Path]:
     """Yield run directories in the order of their names; nothing is looked for inside a run."""
-    for folder, inner, files in os.walk(root):
+    for folder, inner, files in os.walk(root, onerror=_left_out):
         inner.sort()
         if "run.json" in files or {"events", "commits"} <= set(inner):
             inner.clear()
             yield Path(folder)
+
+
+def _left_out(error: OSError) -> None:
+    render.say(f"left out: {error.strerror}: {error.filename}")
 
 
 def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
@@ -165,7 +169,9 @@ def _with_states(described: dict[str, Any], session: Session) -> dict[str, Any]:
     seen = max((row["last_seen"] for row in producers if row["last_seen"]), default=None)
     steps = {(row["session"], row["window"]): row["step"] for row in _bound(session)}
     losses = [
-        {**row, "step": steps.get((row["session"], row["window"])) if row["step"] is None else row["step"]}
+        {**row, "step": steps.get((row["session"], row["window"]))}
+        if row["step"] is None and row["stream"] != "commits"
+        else row
         for row in described["losses"]
     ]
     told = {"state": state if outcome in (None, "unknown", state) else outcome, "last_seen": seen}

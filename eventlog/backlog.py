@@ -111,6 +111,11 @@ class Backlog:
         self.bytes -= job.nbytes
         self.stalled = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether any job is not done."""
+        return bool(self.current or self.jobs)
+
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are, where no step was known."""
         for job in [self.current, *self.jobs] if self.current else self.jobs:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from .bulk import Joiner, coded
 from .entries import record_of
 from .schema import SCHEMAS, Stream
-from .sealed import READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +23,24 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
     Places = NDArray[np.intp]
 
+_READ_BYTES: Final = 4 << 20  # what is read together: of hundreds of small frames most of the cost is shared
 _GAP_BYTES: Final = 1 << 16  # what is not wanted may lie between frames that are read together, up to so much
 
 
-class Piece(NamedTuple):
-    """Frames that were read: their places in the index, which were good; of those the entries and rows."""
+class Sort(NamedTuple):
+    """Frames that are wanted, and which of their columns; None: all.
 
+    `wanted` says of a table of index records which frames are.
+    """
+
+    columns: tuple[str, ...] | None = None
+    wanted: Callable[[Any], Bools] | None = None
+
+
+class Piece(NamedTuple):
+    """Frames of one sort: their places in the index, which were good; of those the entries and rows."""
+
+    sort: int
     slots: Places
     good: Bools
     entries: Any  # rows of `Entries.table`
@@ -42,28 +53,24 @@ def _joiner(stream: Stream, columns: tuple[str, ...] | None) -> Joiner:
 
 
 def pieces(
-    segment: SealedSegment,
-    columns: tuple[str, ...] | None = None,
-    wanted: Callable[[Any], Bools] | None = None,
-    left: Sequence[tuple[int, int]] = (),
+    segment: SealedSegment, sorts: Sequence[Sort], left: Sequence[tuple[int, int]] = ()
 ) -> Iterator[Piece]:
-    """Yield the frames of a segment, or those that are wanted, in their order, about a megabyte at a time.
+    """Yield the frames of a segment, sort by sort and in their order, some megabytes at a time.
 
-    `wanted` says of a table of index records which are; `left` are ranges of places that are not read.
-    Texts are codes. A damaged frame is a problem of the segment's.
+    No frame is of two sorts. `left` are ranges of places that are not read. Texts are codes. A damaged frame
+    is a problem of the segment's.
     """
-    joiner = _joiner(segment.file.stream, columns)
     begin = left[0][1] if left and left[0][0] <= 1 else 0  # place 0 is the schema's
     for run in segment.runs(begin):
-        chosen = run.frames
-        if wanted is not None:
-            chosen &= wanted(run.table)
+        of = np.full(len(run.good), -1)
+        for i, sort in enumerate(sorts):
+            of[run.frames if sort.wanted is None else run.frames & sort.wanted(run.table)] = i
         for first, stop in left:
-            chosen[max(0, first - run.first) : max(0, stop - run.first)] = False
-        slots = run.first + np.flatnonzero(chosen)
-        entries = run.table[chosen]
-        for first, stop in _together(entries):
-            yield _read(segment, joiner, slots[first:stop], entries[first:stop])
+            of[max(0, first - run.first) : max(0, stop - run.first)] = -1
+        places = np.flatnonzero(of >= 0)
+        for first, stop in _together(run.table[places]):
+            those = places[first:stop]
+            yield from _read(segment, sorts, of[those], run.first + those, run.table[those])
 
 
 def _together(entries: Any) -> Iterator[tuple[int, int]]:
@@ -73,19 +80,40 @@ def _together(entries: Any) -> Iterator[tuple[int, int]]:
     first = 0
     for end in apart:
         while first < end:
-            many = int(np.searchsorted(stops[first:end], starts[first] + READ_BYTES, "right"))
+            many = int(np.searchsorted(stops[first:end], starts[first] + _READ_BYTES, "right"))
             yield first, first + max(1, many)
             first += max(1, many)
 
 
-def _read(segment: SealedSegment, joiner: Joiner, slots: Places, entries: Any) -> Piece:
+def _read(
+    segment: SealedSegment, sorts: Sequence[Sort], of: Places, slots: Places, entries: Any
+) -> Iterator[Piece]:
     begin = int(entries["offset"][0])
     starts, sizes = entries["offset"] - begin, entries["length"]
     data = segment.bytes_at(begin, int(starts[-1] + sizes[-1])) if segment.own else b""
-    parts: list[tuple[int, int, pa.RecordBatch | None]] = [(0, len(slots), None)]
-    if _are_right(data, starts.tolist(), sizes.tolist(), entries["crc"].tolist()):
+    right = _are_right(data, starts.tolist(), sizes.tolist(), entries["crc"].tolist())
+    if right:
         segment.arrived(slots.tolist())
-        parts = list(joiner.runs(data, starts, sizes, entries["rows"].astype(np.int64)))
+    for i, sort in enumerate(sorts):
+        if len(own := np.flatnonzero(of == i)):
+            joiner = _joiner(segment.file.stream, sort.columns)
+            parts: list[tuple[int, int, pa.RecordBatch | None]] = [(0, len(own), None)]
+            if right:
+                parts = list(
+                    joiner.runs(data, starts[own], sizes[own], entries["rows"][own].astype(np.int64))
+                )
+            yield _piece(segment, joiner, i, slots[own], entries[own], parts)
+
+
+def _piece(
+    segment: SealedSegment,
+    joiner: Joiner,
+    sort: int,
+    slots: Places,
+    entries: Any,
+    parts: Sequence[tuple[int, int, pa.RecordBatch | None]],
+) -> Piece:
+    """Put frames together, those that could not be joined read one by one."""
     good = np.ones(len(slots), np.bool_)
     found: list[pa.RecordBatch] = []
     for first, stop, batch in parts:
@@ -96,8 +124,8 @@ def _read(segment: SealedSegment, joiner: Joiner, slots: Places, entries: Any) -
         rows = segment.rows(list(zip(slots[first:stop].tolist(), records, strict=True)))
         for place, one in enumerate(rows.values(), first):
             good[place] = one is not None
-            found += [] if one is None else [one]
-    return Piece(slots, good, entries[good], _joined(found, joiner.schema))
+            found += [] if one is None else [one.select(joiner.schema.names)]
+    return Piece(sort, slots, good, entries[good], _joined(found, joiner.schema))
 
 
 def _are_right(data: bytes, starts: list[int], sizes: list[int], checksums: list[int]) -> bool:

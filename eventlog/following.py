@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .errors import NotARunError
-from .reader import RunReader, by_session, is_dead
+from .life import is_dead
+from .reader import RunReader, by_session
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
 from .sealed import READ_BYTES, read_end
 from .windows import Completeness

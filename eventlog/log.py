@@ -52,6 +52,7 @@ class Log:
             fsync=options.fsync,
             attempt=options.attempt,
             payload_budget=options.budget,
+            policy=options.payload,
         )
         size = options.sample_size
         self._sample = Sample(size, self.producer) if size else None
@@ -73,6 +74,7 @@ class Log:
         self._records_ticket = 0
         self._commits = 0
         self._drained: int | None = None
+        self._found: dict[int, int | None] = {}  # the attempt of the window drained last: looked up once
         self._committed = -1
         self._lost = 0
         self._finished_before: list[int] = []  # attempts that had finished when this one was claimed
@@ -161,7 +163,7 @@ class Log:
         self._wait(self._records_ticket, EXPORT_SECONDS)
         frame.attempt = self.attempt
         with self._lock:
-            self._drained = frame.window
+            self._drained, self._found = frame.window, {frame.window: frame.attempt}
         if len(frame) or frame.window in self._begun:
             self._begun.discard(frame.window)
             self._records_ticket = self._put(frame, last=True)
@@ -218,12 +220,13 @@ class Log:
         key: str | None = None,
     ) -> None:
         """Note what an export covered and how it ended; called right after its collective."""
+        known = self._known_attempt or window not in self._found
         row = encode.ExportRow(
             record_id=recorder.reserve_ids(1),
             time=time.time_ns() // 1000,
             window=window,
             step=step,
-            attempt=self.attempt,
+            attempt=self.attempt if known else self._found[window],
             export_id=export_id,
             members=members,
             window_first=window_first,

@@ -143,20 +143,41 @@ def across(
 
 def pool(rows: Rows, groups: NDArray[np.intp], n: int) -> Rows:
     """Merge rows that belong to the same of n groups, shape (n, WORDS); floats add in row order."""
-    out = empty(n)
-    f, g = rows.view(np.float64), out.view(np.float64)
-    if n == len(groups) == np.count_nonzero(np.bincount(groups, minlength=n)):  # each row is a group
-        out[groups] = rows
+    f, there = rows.view(np.float64), np.bincount(groups, minlength=n) > 0
+    out = np.empty_like(rows, shape=(n, WORDS))  # laid out as they are: of many, mostly word by word
+    g = out.view(np.float64)
+    if n == len(groups) == np.count_nonzero(there):  # each row is a group
+        for word in range(WORDS):
+            out[groups, word] = rows[:, word]
         g[:, SUM] += 0.0  # as a sum has it: -0.0 is 0.0
         return out
-    np.maximum.at(out[:, PRESENT], groups, rows[:, PRESENT])
+    out[...] = _IDENTITY
+    first = np.flatnonzero(np.diff(groups, prepend=-1)) if (groups[1:] >= groups[:-1]).all() else None
     for word in range(COUNT, SUM):
-        np.add.at(out[:, word], groups, rows[:, word])
-    with np.errstate(invalid="ignore", over="ignore"):
-        np.add.at(g[:, SUM], groups, f[:, SUM])
-    np.minimum.at(g[:, MIN], groups, f[:, MIN])
-    np.maximum.at(g[:, MAX], groups, f[:, MAX])
+        if rows[:, word].any():
+            _gather(np.add, out[:, word], rows[:, word], groups, first)
+    out[:, PRESENT] = 0
+    _gather(np.maximum, out[:, PRESENT], rows[:, PRESENT], groups, first)
+    g[:, SUM] = np.bincount(
+        groups, f[:, SUM], n
+    )  # one after the other, as no other way of numpy's is sure to
+    _gather(np.minimum, g[:, MIN], f[:, MIN], groups, first)
+    _gather(np.maximum, g[:, MAX], f[:, MAX], groups, first)
     return out
+
+
+def _gather(
+    function: np.ufunc,
+    out: NDArray[Any],
+    values: NDArray[Any],
+    groups: NDArray[np.intp],
+    first: NDArray[np.intp] | None,
+) -> None:
+    """Reduce values by group into `out`; `first`: where the groups begin, if they are in order."""
+    if first is None:
+        function.at(out, groups, values)
+    elif len(first):
+        out[groups[first]] = function.reduceat(values, first)
 
 
 def totals(rows: Rows) -> NDArray[np.float64]:

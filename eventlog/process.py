@@ -112,10 +112,22 @@ def current() -> Log | None:
 def _install(log: Log) -> Log:
     global _current, _after_fork
     _current, _after_fork = log, None
-    log.overflow.open()
+    if elsewhere := log.overflow.open():
+        _say_left(elsewhere)
     _chain_sigterm()
     ending.watch(_drain_at_exit)
     return log
+
+
+def _say_left(values: dict[str, int]) -> None:
+    """Warn of what was recorded for an export that its own log did not live to see."""
+    keys = sorted(values)
+    named = ", ".join(map(repr, keys[:5])) + (", …" if len(keys) > 5 else "")
+    warnings.warn(
+        f"expected an export before the log before was stopped; {sum(values.values())} values of {named} were "
+        "written down in it, in a window that stays incomplete: they count in no metric",
+        stacklevel=4,
+    )
 
 
 def _start_from_environment() -> Log | None:

@@ -1,7 +1,7 @@
 """Verified frames of a live or finished run, producer by producer, in order; and what was skipped.
 
 Every pass looks at the directory and the indexes anew, so it sees what has been sealed since the last one.
-At most one segment is open a pass, and one frame, or about a megabyte of small ones, in memory.
+At most one segment is open a pass, and one frame, or some megabytes of small ones, in memory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from .blocks import pieces
+from .blocks import Sort, pieces
 from .errors import ManifestError
 from .files import is_there
 from .gaps import missing
+from .life import is_dead, is_over
 from .manifest import read_json
-from .rundir import Problem, Producer, RunDir, SegmentFile, now_us
+from .rundir import Problem, Producer, RunDir, SegmentFile
 from .schema import ENTRY_SIZE, IndexRecord, LossCause, RecordType, Stream
-from .sealed import SILENT_SECONDS, SealedSegment, read_end
+from .sealed import SILENT_SECONDS, SealedSegment
 from .seen import Seen
 from .segment import NOTHING_TOLD, Loss, Pruned, Told
+from .shortfall import shortfall
 from .windows import Completeness, WindowSet
 
 if TYPE_CHECKING:
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
     Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
     Wanted = Callable[[str, IndexRecord], bool]
+    WantedOf = Callable[[str, NDArray[Any]], NDArray[np.bool_]]
 
 MOVED: Final = "tables/moved.json"  # names the payload streams whose rows are in tables alone
 _UNLISTED: Final = 64
-FOLLOWED_SECONDS: Final = 10.0  # two heartbeats: more than clocks of one cluster differ
 
 
 @dataclass(slots=True)
@@ -53,7 +55,8 @@ class SessionState:
     payload: WindowSet = field(default_factory=WindowSet)  # with all their payload, as its index says
     heartbeat_us: int = 0  # last sign of life, UTC
     ended: bool = False  # closed in order
-    losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them, and missing commits
+    policy: str = ""  # which of the payload the process kept (full, sample, off …); "": unknown
+    losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them, and what is missing
     pruned: set[int] = field(default_factory=set[int])  # payload segments removed to keep a budget …
     prunes: list[Pruned] = field(default_factory=list[Pruned])  # … and what was in them
     told: Told = NOTHING_TOLD  # what the process said of itself with its last sign of life
@@ -112,21 +115,32 @@ class RunReader:
         self,
         stream: Stream,
         columns: Sequence[str] | None = None,
-        wanted: Callable[[str, NDArray[Any]], NDArray[np.bool_]] | None = None,
+        wanted: WantedOf | None = None,
     ) -> Iterator[Block]:
-        """Yield the good frames of a stream joined to blocks of about a megabyte: the way to read many.
+        """Yield the good frames of a stream joined to blocks of some megabytes: the way to read many.
 
         All columns or some of them, in the schema's order. `wanted(session, entries)` is asked before frames
         are read, of many at once, and answers for each.
         """
-        named = None if columns is None else tuple(columns)
-        for producer, segment, left in self._opened(stream, named):
-            asked = None if wanted is None else partial(wanted, producer.session)
-            for piece in pieces(segment, named, asked, left):
+        return (block for _, block in self.sorts(stream, [(columns, wanted)]))
+
+    def sorts(
+        self, stream: Stream, sorts: Sequence[tuple[Sequence[str] | None, WantedOf | None]]
+    ) -> Iterator[tuple[int, Block]]:
+        """Yield the same of several sorts of frames, each with the number of its sort, in one pass.
+
+        A sort is (columns, wanted); no frame may be of two.
+        """
+        named = [(None if columns is None else tuple(columns), wanted) for columns, wanted in sorts]
+        every = any(columns is None for columns, _ in named)
+        read = None if every else tuple(dict.fromkeys(name for columns, _ in named for name in columns or ()))
+        for producer, segment, left in self._opened(stream, read):
+            own = [Sort(names, wanted and partial(wanted, producer.session)) for names, wanted in named]
+            for piece in pieces(segment, own, left):
                 keep = stream is not Stream.PAYLOAD
                 self._seen.note(segment.data_path, piece.slots, piece.good, keep=keep)
                 if len(piece.entries):
-                    yield Block(producer, piece.entries, piece.batch)
+                    yield piece.sort, Block(producer, piece.entries, piece.batch)
 
     def leave_out(self, frames: Mapping[Path, Sequence[tuple[int, int]]]) -> None:
         """Do not read some frames: the caller has their rows from elsewhere, and they count as good.
@@ -259,6 +273,10 @@ class RunReader:
         commits = self._account(own, state)
         noted = [loss.window for loss in state.losses if loss.stream is Stream.COMMITS]
         state.losses += missing(commits, noted, self._walked(own), lambda: self._is_dead(own[-1]))
+        late = state.complete.without(state.payload)
+        if late and state.policy not in ("", "off") and is_over(self.run, files[0]):
+            walk = partial(self.walk, files[0])
+            state.losses += shortfall(late, walk, ended=state.ended)
         return state
 
     def _account(self, files: list[SegmentFile], state: SessionState) -> Completeness:
@@ -284,6 +302,7 @@ class RunReader:
                 ended = segment.ended
                 if stream is Stream.RECORDS:
                     state.ended = ended
+                    state.policy = segment.policy or state.policy
         self._judge_gone(gone, state)
         return windows
 
@@ -302,6 +321,12 @@ class RunReader:
         for place in self.places(files):
             with self.opened(place.file, newest=place.newest) as segment:
                 yield segment
+
+    def walk(self, file: SegmentFile | Producer, stream: Stream) -> Iterator[SealedSegment]:
+        """Open the segments of a stream of a session, as they are listed now."""
+        events = stream is not Stream.COMMITS
+        kin = self.run.segments_of(file.role, file.rank) if events else self.run.segments(stream)
+        return self._walked(one for one in kin if (one.session, one.stream) == (file.session, stream))
 
     def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
         """A stream that is gone is damage, but for payload whose removal the process has noted."""
@@ -366,29 +391,6 @@ def by_session(files: Iterable[SegmentFile]) -> Iterator[list[SegmentFile]]:
     """Group segments, sorted as `RunDir.segments` has them, by the process that wrote them."""
     for _, some in groupby(files, lambda file: file.order[:4]):
         yield list(some)
-
-
-def is_dead(run: RunDir, file: SegmentFile) -> bool:
-    """Whether nothing more will come of the session that wrote a file: by its end mark, or by all signs.
-
-    It gave no sign of life for SILENT_SECONDS, or another of its role and rank, or a later attempt, began
-    after it had fallen silent.
-    """
-    kin = [other for other in run.segments_of(file.role, file.rank) if other.stream is Stream.RECORDS]
-    own = [other for other in kin if other.session == file.session]
-    if not own:
-        return True
-    end = read_end(own[-1])
-    before = read_end(own[-2]) if len(own) > 1 and end.header is None else end  # the newest just begins
-    seen_us = max(end.seen_us, before.seen_us) or own[-1].started_us
-    newest = run.newest_attempt()
-    if end.ended or (end.attempt is not None and newest is not None and newest > end.attempt):
-        return True
-    later = [other.started_us for other in kin if other.session != file.session]
-    later += [claim.started_us for claim in run.attempts()]
-    silent = abs(now_us() - seen_us) / 1e6
-    followed = (max(later, default=0) - seen_us) / 1e6
-    return silent > SILENT_SECONDS or followed > FOLLOWED_SECONDS
 
 
 def _loss(stream: Stream, record: IndexRecord) -> Loss:

@@ -20,6 +20,7 @@ from .rundir import Problem, Problems
 from .salvage import Planner, Source, write
 from .schema import FORMAT_MAJOR, FORMAT_MINOR, NO_WINDOW, RecordType, Stream
 from .sealed import SealedSegment
+from .shortfall import bound
 from .windows import Completeness
 
 if TYPE_CHECKING:
@@ -113,7 +114,11 @@ def verify(run_dir: str | os.PathLike[str], *, progress: Progress | None = None)
             with reader.opened(place.file, newest=place.newest) as segment:
                 files.append(_checked(reader, segment, stream, pruned=place.file.number in pruned))
             meter.add(files[-1].bytes)
-    losses = [(state.producer, loss) for state in reader.sessions() for loss in state.losses]
+    losses = [
+        (state.producer, loss)
+        for state in reader.sessions()
+        for loss in bound(state.losses, reader.walk(state.producer, Stream.COMMITS))
+    ]
     files = _check_manifests(reader) + files
     return Verification(reader.run.path, _with_problems(reader, files), losses)
 

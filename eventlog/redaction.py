@@ -44,9 +44,11 @@ _SECRET_VALUE: Final = re.compile(
     r"|(?<=\bBearer )\S+"
     r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
-_ASSIGNMENT: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|:\s+))"
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&]+)"
+_ASSIGNED: Final = re.compile(
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|:\s+))(?=\S)"
+)
+_VALUE: Final = re.compile(
+    r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\[[^\]]*\]|\{[^}]*\}|[^\s,;&]+", re.DOTALL
 )
 _DONE: Final = re.compile(rf"[\\\"']*{REDACTED}[\\\"'}})\]]*")
 # The scheme, `name=value, …` of those that have several parts, and the credential.
@@ -71,8 +73,8 @@ def redact_sensitive_config(config: Any) -> Any:
 
     Taken as a secret: what stands under a name such as api_key, hf_token, secret or password (also as
     `name=value` within a text or as an option before its value in a list), and text that looks like a known
-    kind of key, an authorization header, a private key, or a password or signature within a URL. Dataclasses, mappings, lists
-    and objects with attributes may be nested at will; the argument is not changed.
+    kind of key, an authorization header, a private key, or a password or signature within a URL. Dataclasses,
+    mappings, lists and objects with attributes may be nested at will; the argument is not changed.
     """
     return _redact(config, 0)
 
@@ -154,11 +156,26 @@ def _redact_text(text: str) -> str:
     for pattern in (_HEADER, _SIGNED, _LOGIN):
         text = pattern.sub(rf"\g<before>{REDACTED}", text)
     text = _SECRET_VALUE.sub(REDACTED, text)
-    return _OPTION.sub(_redact_assignment, _ASSIGNMENT.sub(_redact_assignment, text))
+    return _OPTION.sub(_redact_option, _redact_assigned(text))
 
 
-def _redact_assignment(match: re.Match[str]) -> str:
-    name, value = match["name"], match["value"]
+def _redact_assigned(text: str) -> str:
+    """Replace what is assigned to secret names; within what is assigned to others there may be more."""
+    kept: list[str] = []
+    at = 0
+    while (found := _ASSIGNED.search(text, at)) is not None:
+        value = _VALUE.match(text, found.end())
+        secret = value is not None and _is_secret(found["name"], value[0])
+        kept += [text[at : found.end()], REDACTED if secret else ""]
+        at = value.end() if value is not None and secret else found.end()
+    return "".join(kept) + text[at:]
+
+
+def _redact_option(match: re.Match[str]) -> str:
+    secret = _is_secret(match["name"], match["value"])
+    return f"{match['name']}{match['sign']}{REDACTED}" if secret else match[0]
+
+
+def _is_secret(name: str, value: str) -> bool:
     counted = _SECRET_TEXTS.search(_snake(name)) and re.fullmatch(r"[\d_.,e+-]+", value)
-    secret = is_secret_name(name) and not counted and not _DONE.fullmatch(value)
-    return f"{name}{match['sign']}{REDACTED}" if secret else match[0]
+    return is_secret_name(name) and not counted and not _DONE.fullmatch(value)

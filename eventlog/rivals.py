@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-from typing import Final
-
+from .machine import runs
 from .rundir import Producer, RunDir, SegmentFile, now_us
 from .schema import Stream
 from .sealed import SILENT_SECONDS, read_end
-
-_CLOCK_STEP: Final = 60.0  # seconds by which a clock may have been set since
 
 
 def rivals(run: RunDir, producer: Producer) -> list[str]:
@@ -28,26 +22,8 @@ def _sign_of_life(file: SegmentFile, mine: Producer) -> str | None:
     who = segment.producer
     silent = abs(now_us() - segment.seen_us) / 1e6
     if who and who.host == mine.host:
-        alive = who.pid != mine.pid and _runs(who.pid, who.started_us)
+        alive = who.pid != mine.pid and runs(who.pid, who.started_us)
     else:
         alive = silent < SILENT_SECONDS
     where = f"on {who.host}, pid {who.pid}, " if who else ""
     return f"session {file.session} {where}last seen {silent:.0f} s ago" if alive else None
-
-
-def _runs(pid: int, since_us: int) -> bool:
-    """Whether the process that had this id at that time still runs."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        pass
-    except (ProcessLookupError, OverflowError):
-        return False
-    try:
-        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        born = int(numbers[18]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return True  # no /proc here
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - born
-    session_age = (now_us() - since_us) / 1e6
-    return state != "Z" and age > session_age - _CLOCK_STEP

@@ -80,6 +80,8 @@ class SealedSegment:
         self.header: IndexHeader | None = None  # None: nothing of the segment can be read
         self.producer: Producer | None = None
         self.attempt: int | None = None  # what its writer knew when it began the segment
+        self.policy = ""  # of the payload, as its writer said; "": unknown
+        self.machine = ""  # where its process ran, see `machine.here`; "": unknown
         self.seen_us = 0  # last sign of life, in what was read of the index
         self.ended = False  # whether the last record read is the end record
         self.unsealed = 0  # bytes of a frame being written, or that was when the process died
@@ -177,6 +179,7 @@ class SealedSegment:
         written = self._written_schema(header.segment_uid)
         self.producer = said = None if written is None else from_metadata(written)
         self.attempt = None if written is None else _attempt(written)
+        self.policy, self.machine = _said(written, "payload"), _said(written, "machine")
         file = self.file
         named = (file.role, file.rank, file.started_us, file.session)
         if said and named != (said.role, said.rank, said.started_us, said.session):
@@ -387,8 +390,14 @@ def _place(slot: int) -> int:
 
 
 def _attempt(written: pa.Schema) -> int | None:
-    said = (written.metadata or {}).get(b"attempt", b"")
-    return int(said) if said.isdigit() else None
+    said = _said(written, "attempt")
+    return int(said) if said.isdecimal() and said.isascii() else None
+
+
+def _said(written: pa.Schema | None, name: str) -> str:
+    """Return what the schema message of a segment says under a name."""
+    metadata = {} if written is None else written.metadata or {}
+    return metadata.get(name.encode(), b"").decode(errors="replace")
 
 
 def read_end(file: SegmentFile) -> SealedSegment:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from . import extent
+from .machine import here
 from .parts import size
 from .rundir import Producer, SegmentFile, now_us
 from .schema import (
@@ -98,11 +99,14 @@ class FrameInfo(NamedTuple):
     rows: int = 0
 
 
-def to_metadata(producer: Producer, stream: Stream, attempt: int | None) -> dict[str, str]:
-    """Return what the schema message of a segment says about its writer."""
+def to_metadata(
+    producer: Producer, stream: Stream, attempt: int | None, policy: str = ""
+) -> dict[str, str]:
+    """Return what the schema message of a segment says about its writer; `policy` is that of the payload."""
     said = {f.name: str(getattr(producer, f.name)) for f in fields(Producer)}
     known = "" if attempt is None else str(attempt)
-    return {**said, "attempt": known, "stream": stream.name.lower(), "format": _FORMAT}
+    about = {"attempt": known, "stream": stream.name.lower(), "format": _FORMAT}
+    return {**said, **about, "payload": policy, "machine": here()}
 
 
 def from_metadata(schema: pa.Schema) -> Producer | None:
@@ -152,7 +156,9 @@ def _write_checked(fd: int, parts: list[Part], place: int) -> int:
 class SegmentWriter:
     """The only writer of the two files of a segment. After an OSError nothing but `leave` may be called."""
 
-    def __init__(self, file: SegmentFile, producer: Producer, attempt: int | None = None) -> None:
+    def __init__(
+        self, file: SegmentFile, producer: Producer, attempt: int | None = None, policy: str = ""
+    ) -> None:
         """Create both files: the index first, so that a stream without one is damage."""
         self.file = file
         self.size = 0  # of the stream
@@ -170,7 +176,7 @@ class SegmentWriter:
         header = IndexHeader(
             file.stream, file.number & 0xFFFF, self._uid, FINGERPRINTS[file.stream], now_us()
         )
-        schema = SCHEMAS[file.stream].with_metadata(to_metadata(producer, file.stream, attempt))
+        schema = SCHEMAS[file.stream].with_metadata(to_metadata(producer, file.stream, attempt, policy))
         file.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._index = self._create(file.index)

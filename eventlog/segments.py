@@ -30,6 +30,7 @@ class Segments:
         segment_bytes: int,
         fsync: bool,
         attempt: int | None,
+        policy: str,
         lose: Callable[[Loss], None],
         owe: Callable[[Iterable[Loss]], None],
     ) -> None:
@@ -39,6 +40,7 @@ class Segments:
         self._budget = budget
         self._bytes = segment_bytes
         self._fsync = fsync
+        self._policy = policy
         self._lose = lose
         self._owe = owe
         self._open: dict[Stream, SegmentWriter] = {}
@@ -65,7 +67,7 @@ class Segments:
         file = self._run.segment(stream, self._producer, self._numbers[stream])
         self._numbers[stream] += 1
         try:
-            self._open[stream] = SegmentWriter(file, self._producer, self.attempt)
+            self._open[stream] = SegmentWriter(file, self._producer, self.attempt, self._policy)
         except FileExistsError:  # `leave` could not remove it: the next try takes the next number
             raise
         except OSError:

@@ -43,11 +43,18 @@ class Spill:
         self._room = nbytes or ENDLESS
         self._microseconds = round(seconds * 1e6) or ENDLESS
 
-    def open(self) -> None:
-        """From now on what is too much goes here."""
+    def open(self) -> dict[str, int]:
+        """From now on what is too much goes here; return how many values of which keys went elsewhere.
+
+        What is held in memory is new to this log. What was spilled into another one, and not exported before
+        that was stopped, stays there: an export counts what its own log holds.
+        """
         valve.spill, valve.room = self.take, self._room
+        elsewhere: dict[str, int] = {}
         for recorder in recorders():
+            elsewhere |= recorder.begin_log()
             recorder.room = self._room
+        return elsewhere
 
     def close(self) -> None:
         """From now on everything stays in memory, if it went here."""

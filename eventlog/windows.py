@@ -68,6 +68,18 @@ class WindowSet(AbstractSet[int]):
         self.update(start, number)
         self.update(number + 1, stop)
 
+    def without(self, other: WindowSet) -> WindowSet:
+        """Return those that another set has not."""
+        left = WindowSet()
+        for start, stop in self.runs():
+            for first, behind in other.runs()[bisect_right(other._stops, start) :]:
+                if first >= stop:
+                    break
+                left.update(start, first)
+                start = behind  # noqa: PLW2901 - what is left of the run
+            left.update(start, stop)
+        return left
+
     def copy(self) -> WindowSet:
         """Return another set of the same windows."""
         other = WindowSet()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
-from . import parts
+from . import parts, priority
 from .backlog import Backlog, Change, Job
 from .budget import Budget
 from .errors import LogError, RunDirectoryError
@@ -52,11 +52,13 @@ class Writer:
         payload_queue_bytes: int = 512 << 20,
         block_seconds: float = 5.0,
         payload_budget: int | None = None,
+        policy: str = "",
     ) -> None:
         """Create the producer's records segment; RunDirectoryError when that cannot be.
 
         `fsync`: "periodic" every few seconds, "commit" (or True) before a commit's ticket is done.
-        `payload_budget`: bytes of payload to keep; past them the oldest segments are removed.
+        `payload_budget`: bytes of payload to keep; past them the oldest segments are removed. `policy`: what
+        of the payload every window brings, as readers are told: one that brings none of it is not missed.
         """
         if fsync not in (False, True, "periodic", "commit"):
             raise LogError(f"expected fsync of False, 'periodic' or 'commit', got {fsync!r}")
@@ -84,6 +86,7 @@ class Writer:
             segment_bytes=segment_bytes,
             fsync=bool(fsync),
             attempt=attempt,
+            policy=policy,
             lose=self._lose,
             owe=self._owe,
         )
@@ -274,6 +277,7 @@ class Writer:
     # The thread's side
 
     def _work(self) -> None:
+        priority.step_back()
         self._reserve.take()
         while True:
             with self._changed:

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 class Report:
     """What replay did for one target. Counts are of steps, unless said otherwise.
 
-    sent:     told now (would be, in a dry run)          skipped: the target had them already
+    sent:     told now (would be, in a dry run)          skipped: the target has all of them already
     superseded: of older attempts, not told              refused: the target would not take them
-    withheld: can no longer be told to an append-only target (late, or of an attempt that came after it was
-              told another); a new run can have them     renamed: keys with another name there
+    withheld: can no longer be told to an append-only target, in whole or in part, at this replay: late, of an
+              attempt that came after it was told another, lost on the way, left out when it was told what
+              follows, or now asked for under other names or with statistics; a new run can have them
+    renamed:  keys with another name there
+    kept:     steps that a target holds and the log does not have (it was damaged, or a part is not there):
+              they stay as they lie there
     folded:   values that a later commit of the same step, or a later row of the same commit, gives again: of
               these the last is told
     untold:   histograms that the target cannot show
     partial:  statistics of values that are not all kept in the payload: told from those that are, if any
     problems: damage found in the log as it was read, which may have cost any of the rest
 
-    `superseded_steps`, `refused_steps` and `withheld_steps` name them: "12-15, 20".
+    `superseded_steps`, `refused_steps`, `withheld_steps` and `kept_steps` name them: "12-15, 20".
     """
 
     backend: str
@@ -29,6 +33,7 @@ class Report:
     superseded: int = 0
     refused: int = 0
     withheld: int = 0
+    kept: int = 0
     renamed: int = 0
     folded: int = 0
     untold: int = 0
@@ -36,6 +41,7 @@ class Report:
     superseded_steps: str = ""
     refused_steps: str = ""
     withheld_steps: str = ""
+    kept_steps: str = ""
     problems: tuple[str, ...] = ()
     dry_run: bool = False
 
@@ -47,4 +53,5 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether the target now holds all that was selected, of a log without damage."""
-        return not (self.refused or self.withheld or self.untold or self.partial or self.problems)
+        lacking = self.refused or self.withheld or self.kept or self.untold or self.partial
+        return not (lacking or self.problems)

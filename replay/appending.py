@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from eventlog import errors
 
 from .account import Report
-from .backends.base import capabilities_of, name_of, store_for, target_of, tell
-from .cursor import Cursor
-from .steps import Gate, named
+from .acknowledged import PLAIN
+from .backends.base import (
+    arrived,
+    capabilities_of,
+    name_of,
+    standing,
+    store_for,
+    target_of,
+    tell,
+    with_lineage,
+)
+from .cursor import known_as
+from .steps import Gate, Order, named, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from .acknowledged import Telling
     from .backends.base import Backend, RunInfo
+    from .cursor import Cursor
     from .steps import Row
     from .story import Counts
 
-TRIES: Final = 3
+PAUSES: Final = (0.0, 1.0)  # seconds before the second try and the third
 
 
 class Commits(Protocol):
@@ -36,12 +50,16 @@ class Commits(Protocol):
 class Appending:
     """Tells one append-only target what lies above the step it holds."""
 
-    def __init__(self, backend: Backend, run: RunInfo, cursors: Path, *, dry_run: bool) -> None:
+    def __init__(
+        self, backend: Backend, run: RunInfo, cursors: Path, *, dry_run: bool, telling: Telling = PLAIN
+    ) -> None:
         self._backend = backend
-        self._run = run
+        self._run = with_lineage(run, backend, cursors, keeps=not dry_run)
         self._cursors = cursors
         self._dry_run = dry_run
-        self._sent = self._untold = self._all_withheld = 0
+        self._telling = telling
+        self._can = capabilities_of(backend)
+        self._sent = self._untold = 0
         self._refused: set[int] = set()
         self._skipped: set[int] = set()
         self._withheld: set[int] = set()
@@ -51,99 +69,112 @@ class Appending:
         if not self._dry_run:
             self._backend.open(self._run)
         try:
-            self._store = store_for(self._backend, self._cursors)
+            self._can = capabilities_of(self._backend)
+            self._store = store_for(self._backend, self._cursors, beside=self._run.path / "cursors")
             self._cursor, last = self._begin()
-            gate = Gate(capabilities_of(self._backend).order, last_step=last, wait=math.inf)
+            self._last = last
+            self._refused_before = numbered(self._cursor.refused)
+            self._unsure = numbered(self._cursor.unsure)
+            gate = Gate(self._can.order, last_step=last, wait=math.inf)
             for commit in story.commits():
-                if last is not None and commit.step <= last:
+                if last is not None and commit.step <= last and not self._is_lacking(commit):
                     self._pass_over(commit)
                 else:
                     self._deliver(gate.put(commit))
             self._deliver(gate.close())
-            self._remember_withheld()
         finally:
             if not self._dry_run:
                 self._backend.close()
         return self._report(story)
 
     def _begin(self) -> tuple[Cursor, int | None]:
-        """Return the cursor and the highest step the target holds; its own answer wins over the cursor."""
-        new = Cursor(name_of(self._backend), target_of(self._backend))
-        if self._run.fresh:
-            return new, None
-        reads_back = capabilities_of(self._backend).reads_back
-        cursor = self._store.load(required=not reads_back)
-        if self._dry_run:
-            return cursor, cursor.last_step
-        last = self._backend.last_step()
-        if last is None and not reads_back:
-            last = cursor.last_step
-        if last is not None and capabilities_of(self._backend).completes and cursor.last_step != last:
-            last -= 1  # told without an acknowledgement: what of it is missing is taken now
-        return (new if last is None else cursor), last
+        """Return the cursor and the highest step the target holds; a dry run believes the cursor."""
+        if not self._dry_run or self._run.fresh:
+            return standing(self._backend, self._store, fresh=self._run.fresh, telling=self._telling)
+        called: Any = getattr(
+            self._backend, "called", None
+        )  # a service, which is not asked, has no target yet
+        found = called and known_as(self._cursors, name_of(self._backend), called(self._run))
+        cursor = (found or self._store.load(required=not self._can.reads_back)).copy()
+        cursor.told.begin(self._telling)
+        return cursor, cursor.last_step
+
+    def _is_lacking(self, commit: Row) -> bool:
+        """Whether a target that takes steps in any order lacks a commit below its last step.
+
+        One that was being told when a kill came is not told again, unless that does no harm.
+        """
+        if self._can.order is not Order.ANY or commit.step in self._refused_before:
+            return False
+        told = self._cursor.knows(self._shown(commit), self._last)
+        return not told and (commit.step not in self._unsure or self._can.completes)
 
     def _pass_over(self, commit: Row) -> None:
-        known = not self._cursor.acknowledged or self._cursor.knows(commit)
-        (self._skipped if known else self._withheld).add(commit.step)
+        if commit.step in self._refused_before:
+            self._refused.add(commit.step)
+        elif self._cursor.passes(self._shown(commit), self._last):
+            self._skipped.add(commit.step)
+        else:
+            self._cursor.told.miss(commit)
+            self._withheld.add(commit.step)
+
+    def _shown(self, commit: Row) -> Row:
+        """Return what the target can show of a commit."""
+        return commit if self._can.histograms or not commit.histograms else replace(commit, histograms={})
 
     def _deliver(self, rows: list[Row]) -> None:
         for row in rows:
-            if not capabilities_of(self._backend).histograms:
+            if not self._can.histograms:
                 self._untold += len(row.histograms)
             if self._dry_run:
                 self._sent += 1
                 continue
-            if not self._sent:
-                self._store.save(
-                    self._cursor
-                )  # a cursor that cannot be written is found before anything is told
+            if self._cursor.tries(row) or not self._sent:  # the latter to find out before anything is told
+                self._store.save(self._cursor)
             if self._call(row):
                 self._sent += 1
                 self._cursor.took(row)
                 self._cursor.run_id = getattr(self._backend, "run_id", None)
-                self._store.save(self._cursor)
             else:
                 self._refused.add(row.step)
+                self._cursor.refuse(row.step)
+            self._store.save(self._cursor)
 
     def _call(self, row: Row) -> bool:
         """Tell one row, with bounded retries; False when the target will never take it."""
-        for attempt in range(TRIES):
+        failure: Exception | None = None
+        for pause in (None, *PAUSES):
+            if pause is not None:
+                time.sleep(pause)
+                if arrived(self._backend, row.step):
+                    return True
             try:
                 tell(self._backend, row)
             except errors.RefusedError:
                 return False
             except errors.BackendGoneError:
                 raise
-            except Exception as error:
-                if attempt + 1 == TRIES:
-                    name, target = name_of(self._backend), target_of(self._backend)
-                    raise errors.BackendError(
-                        f"{name} failed at step {row.step}, got {error!r}: {target}"
-                    ) from error
+            except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises)
+                failure = error
             else:
                 return True
-        return False
-
-    def _remember_withheld(self) -> None:
-        before = self._cursor.withheld
-        self._all_withheld = self._cursor.withhold(self._withheld)
-        if self._cursor.withheld != before and not self._dry_run:
-            self._store.save(self._cursor)
+        name, target = name_of(self._backend), target_of(self._backend)
+        raise errors.BackendError(f"{name} failed at step {row.step}, got {failure!r}: {target}") from failure
 
     def _report(self, story: Commits) -> Report:
         return Report(
             name_of(self._backend),
             target_of(self._backend),
             sent=self._sent,
-            skipped=len(self._skipped),
+            skipped=len(self._skipped - self._withheld - self._refused),
             superseded=story.counts.superseded,
             refused=len(self._refused),
-            withheld=self._all_withheld,
+            withheld=len(self._withheld),
             renamed=len(getattr(self._backend, "renamed", ())),
             folded=story.counts.folded,
             untold=self._untold,
             superseded_steps=story.counts.superseded_steps,
             refused_steps=named(self._refused),
-            withheld_steps=self._cursor.withheld,
+            withheld_steps=named(self._withheld),
             dry_run=self._dry_run,
         )

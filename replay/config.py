@@ -5,15 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from eventlog import errors, redact_sensitive_config
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "StatsLoggerConfig",
@@ -117,11 +115,11 @@ def resolve(config: Any) -> StatsLoggerConfig:
         experiment_name=_required("experiment_name", own, experiment),
         trial_name=_required("trial_name", own, experiment),
         fileroot=_required("fileroot", own, experiment, _get(experiment, "cluster", None)),
-        wandb=_section(WandBConfig, _get(own, "wandb", None)),
-        swanlab=_section(SwanlabConfig, _get(own, "swanlab", None)),
-        tensorboard=_section(TensorBoardConfig, _get(own, "tensorboard", None)),
-        trackio=_section(TrackioConfig, _get(own, "trackio", None)),
-        on_rewind=_get(own, "on_rewind", None) or "warn",
+        wandb=_section("wandb", WandBConfig, _get(own, "wandb", None)),
+        swanlab=_section("swanlab", SwanlabConfig, _get(own, "swanlab", None)),
+        tensorboard=_section("tensorboard", TensorBoardConfig, _get(own, "tensorboard", None)),
+        trackio=_section("trackio", TrackioConfig, _get(own, "trackio", None)),
+        on_rewind=_typed("on_rewind", _get(own, "on_rewind", None), str) or "warn",
     )
     _check(resolved)
     return resolved
@@ -170,7 +168,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise errors.ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")
     _refuse_unknown("stats_logger", own, StatsLoggerConfig)
     for name, kind in _SECTIONS.items():
-        _refuse_unknown(f"stats_logger.{name}", own.get(name) or {}, kind)
+        _refuse_unknown(f"stats_logger.{name}", {} if own.get(name) is None else own[name], kind)
     return resolve(root)
 
 
@@ -205,13 +203,40 @@ def _required(name: str, *configs: Any) -> str:
     raise errors.ConfigError(f"expected stats_logger.{name}, got none: it is required")
 
 
-def _section(kind: type[_Section], given: Any) -> _Section:
-    made = kind()
+def _section(name: str, kind: type[_Section], given: Any) -> _Section:
+    made, types = kind(), get_type_hints(kind)
+    if isinstance(given, (str, bytes, int, float, list, tuple, set)):
+        _refuse_unknown(f"stats_logger.{name}", given, kind)
     for each in fields(kind):
         value = _get(given, each.name, MISSING)
-        if value != MISSING:
-            setattr(made, each.name, value)
+        if not (isinstance(value, str) and value == MISSING):
+            setattr(made, each.name, _typed(f"{name}.{each.name}", value, types[each.name]))
     return made
+
+
+_KINDS: Final[dict[Any, tuple[str, Callable[[Any], bool]]]] = {
+    str: ("text", lambda value: isinstance(value, str)),
+    list: ("a list of texts", lambda value: _is_list(value) and all(isinstance(each, str) for each in value)),
+    dict: ("a mapping", lambda value: isinstance(value, Mapping)),
+}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _typed(where: str, given: Any, annotation: Any) -> Any:
+    """Return the value of a field as its annotation says; ConfigError for one of another type."""
+    value = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if value is None:
+        return None
+    parts = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = [get_origin(part) or part for part in parts if part is not NoneType]
+    for kind in kinds:
+        if _KINDS[kind][1](value):
+            return kind(value)
+    words = " or ".join(_KINDS[kind][0] for kind in kinds)
+    raise errors.ConfigError(f"expected stats_logger.{where} to be {words}, got {given!r}")
 
 
 def _check(config: StatsLoggerConfig) -> None:
@@ -226,12 +251,20 @@ def _check(config: StatsLoggerConfig) -> None:
             raise errors.ConfigError(
                 f"expected stats_logger.{what} to be one of {', '.join(valid)}, got {value!r}"
             )
+    for what, path in (
+        ("tensorboard.path", config.tensorboard.path),
+        ("swanlab.logdir", config.swanlab.logdir),
+    ):
+        if path == "":
+            raise errors.ConfigError(f"expected stats_logger.{what} to name a directory, got {path!r}")
     log_root(config)
 
 
-def _refuse_unknown(where: str, given: Mapping[str, Any], kind: type) -> None:
+def _refuse_unknown(where: str, given: Any, kind: type) -> None:
     known = [each.name for each in fields(kind)]
-    if unknown := sorted(set(given) - set(known)):
+    if not isinstance(given, Mapping):
+        raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {given!r}")
+    if unknown := sorted(set(map(str, given)) - set(known)):
         raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}")
 
 

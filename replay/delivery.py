@@ -1,7 +1,9 @@
 """Live delivery: one backend, one thread, one bounded queue. Nothing here ever stops or holds up a training.
 
 Rows are delivered in order or not at all: one that fails is tried again, and after repeated failures the
-backend is switched off, so that what it lacks is one gap at the end, which replay fills.
+backend is switched off, so that what it lacks is one gap at the end, which replay fills. A target that only
+takes later steps gets nothing more once the queue overflows, for the same reason; and what a killed lifetime
+did not get through to it is told from the log before anything new.
 """
 
 from __future__ import annotations
@@ -11,25 +13,29 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
-from .backends.base import capabilities_of, name_of, store_for, target_of, tell
-from .cursor import Cursor
+from .acknowledged import PLAIN
+from .backends.base import Rewriter, arrived, capabilities_of, name_of, target_of, tell, with_lineage
+from .ledger import Ledger
 from .status import Notice, Renewal, Status
-from .steps import DEFAULT_WAIT, Gate, Order, Row, named, numbered
+from .steps import DEFAULT_WAIT, Gate, Order, Row, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from .acknowledged import Telling
     from .backends.base import Backend, RunInfo
 
 _log = logging.getLogger("areal_metrics.replay")
 
 QUEUE_ROWS: Final = 1000
 PAUSES: Final = (0.5, 2.0)  # seconds between the tries
+_MOST_SAID: Final = 600  # characters: an adapter may quote a whole page
 
 
 class Delivery:
@@ -37,7 +43,8 @@ class Delivery:
 
     Rows that come faster than the backend takes them wait, at most `queue_rows` of them. With `keeps` the
     caller tells the run from its beginning: what the target has acknowledged is passed over. `on_rewind`
-    "new_run" and "rewrite" are as in the config; `story` returns the whole run, a row a step, for the latter.
+    "new_run" and "rewrite" are as in the config; `story` returns the run from a step on (None: the whole), a
+    row a step: for the latter, and for what the target lacks when the run is resumed.
     """
 
     def __init__(
@@ -51,51 +58,52 @@ class Delivery:
         pauses: Sequence[float] | None = None,
         keeps: bool = False,
         on_rewind: str = "warn",
-        story: Callable[[], Iterable[Row]] | None = None,
+        story: Callable[[int | None], Iterable[Row]] | None = None,
+        telling: Telling = PLAIN,
     ) -> None:
-        backend.open(run)
         self.name = name_of(backend)
+        run = with_lineage(run, backend, cursors)
+        backend.open(run)
         self.skipped: set[int] = set()
         self.refused: set[int] = set()
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """Why not everything was told: what switched the backend off, or kept it from closing."""
-        self.untold = 0
-        """Histograms that the target cannot show."""
+        self.untold = 0  # histograms that the target cannot show
         self._backend = backend
         self._run = run
-        self._cursors = cursors
         self._renews = on_rewind if on_rewind in ("new_run", "rewrite") else None
         self._story = story
-        self._retold: Cursor | None = None  # what the story had
+        self._retold: int | None = None  # the last step that the story had
         self._keeps = keeps
         self._pauses = PAUSES if pauses is None else pauses
         self._queue_rows = queue_rows
         self._capabilities = capabilities_of(backend)
-        self._store = store_for(backend, cursors)
+        self._said: set[str] = set()
         try:
-            self._cursor, last = self._begin()
+            self._ledger = Ledger(backend, run, cursors, self._say, keeps=keeps, telling=telling)
         except BaseException:
             backend.close()
             raise
-        self._before = replace(self._cursor)
-        self._withheld_before = numbered(self._cursor.withheld)
-        self._last_before = last
-        self._gate = Gate(self._capabilities.order, last_step=last, wait=wait)
+        can, last = self._capabilities, self._ledger.last
+        # A target for which a gap that is not at its end can never be filled.
+        self._appends = can.order is not Order.ANY and not isinstance(backend, Rewriter)
+        self._fills = self._appends and can.lasts and not keeps and self._ledger.told_before
+        self._gate = Gate(can.order, last_step=last, wait=wait)
         self._ready: deque[Row | Notice | Renewal] = deque()
         self._changed = threading.Condition()
-        self._closing = False
-        self._sent = self._held = self._dropped = self._failures = 0
+        self._closing = self._off = self._stopped = False
+        self._sent = self._held = self._dropped = self._failures = self._unconfirmed = 0
         self._held_steps: set[int] = set()
-        self._noted = 0
-        self._off = False
         self._error: str | None = None
-        self._said: set[str] = set()
         self._thread = threading.Thread(target=self._work, name=f"areal-metrics-{self.name}", daemon=True)
         self._thread.start()
 
     def tell(self, row: Row) -> bool:
         """Hand over the metrics of one commit, at once; False when the target cannot take all of them."""
-        if self._keeps and self._has(row):
+        if self._keeps and self._was_refused(row.step):
+            self.refused.add(row.step)
+            return True
+        if self._keeps and self._ledger.passes(row):
             self.skipped.add(row.step)
             return True
         with self._changed:
@@ -104,6 +112,8 @@ class Delivery:
             before = self._gate.withheld
             self._enqueue(self._gate.put(row, time.monotonic()))
             taken = self._gate.withheld == before
+            if not taken:
+                self._ledger.miss(row)
             self._changed.notify()
         if not taken:
             self._say("withheld", f"step {row.step} comes too late or again: only the log has it")
@@ -145,7 +155,8 @@ class Delivery:
                 waiting=sum(isinstance(item, Row) for item in self._ready),
                 off=self._off,
                 error=self._error,
-                withheld_steps=named(self._withheld_steps()),
+                withheld_steps=named(self._withheld_steps() | self.refused),
+                unconfirmed=self._unconfirmed,
             )
 
     @property
@@ -157,12 +168,12 @@ class Delivery:
     @property
     def known(self) -> set[int]:
         """The attempts of which the target had acknowledged something before."""
-        return set(self._before.acknowledged)
+        return self._ledger.known
 
     def withheld(self) -> set[int]:
-        """Return the steps of which something is withheld from the target, by this lifetime or another."""
+        """Return the steps of which something is withheld from the target."""
         with self._changed:
-            return self._withheld_before | (self._withheld_steps() - self.refused)
+            return self._withheld_steps() - self.refused
 
     def finish(self, *, discard: bool = False) -> None:
         """Close the open step and let the thread end after what is queued, or with `discard` right away."""
@@ -179,33 +190,17 @@ class Delivery:
         """Wait for the thread; False, after a warning, when it took longer than `timeout` seconds."""
         self._thread.join(max(0.0, timeout))
         if self._thread.is_alive():
-            self._say("slow", f"did not finish in time, {self.status().waiting} steps are left to replay")
+            with self._changed:
+                self._unconfirmed = self._sent
+            unsure = f"; of {self._sent} that were sent none is confirmed" if self._sent else ""
+            waiting = self.status().waiting
+            self._say("slow", f"did not finish in time, {waiting} steps are left to replay{unsure}")
             self.failure = self.failure or TimeoutError("it did not finish in time")
+            self._note(self.failure)
             return False
         return True
 
     # -- on the caller's thread, under the lock ----------------------------------------------------
-
-    def _begin(self) -> tuple[Cursor, int | None]:
-        """Return the cursor and the highest step that the target holds and keeps."""
-        new = Cursor(self.name, target_of(self._backend))
-        if self._run.fresh:
-            return new, None
-        cursor = self._store.load(required=not self._capabilities.reads_back)
-        if self._capabilities.rewinds and not self._keeps:
-            cursor.last_step = None  # told anew from here on
-            return cursor, None
-        last = self._backend.last_step()
-        if (
-            self._capabilities.rewinds
-        ):  # the cursor knows from where on: the target may hold what was taken back
-            whole = cursor.last_step is not None and last is not None and last >= cursor.last_step
-            return (cursor, cursor.last_step) if whole else (new, None)
-        if last is None and not self._capabilities.reads_back:
-            last = cursor.last_step
-        if last is not None and self._capabilities.completes and cursor.last_step != last:
-            last -= 1  # told without an acknowledgement: what of it is missing is taken now
-        return (new if last is None else cursor), last
 
     def _renew(self, step: int) -> None:
         """Go on in a new run of the target, or go back in this one: once, lest there be one a late row."""
@@ -214,32 +209,34 @@ class Delivery:
         self._ready.append(Renewal(step, whole))
         self._gate = Gate(self._gate.order, wait=self._gate.wait)
 
-    def _has(self, row: Row) -> bool:
-        """Whether the target had a row before, or could not take it then."""
-        if row.step in self._withheld_before:
-            return True
-        if self._before.acknowledged:
-            return self._before.knows(row)
-        last = None if self._capabilities.order is Order.ANY else self._last_before
-        return last is not None and row.step <= last
+    def _was_refused(self, step: int) -> bool:
+        """Whether the target would not take a step, and is beyond it."""
+        last = self._ledger.last
+        return step in self._ledger.refused_before and last is not None and step <= last
 
     def _withheld_steps(self) -> set[int]:
         return self._gate.withheld_steps | self._held_steps
 
     def _enqueue(self, rows: list[Row]) -> None:
         for row in rows:
-            if self._off or len(self._ready) >= self._queue_rows:
-                self._dropped += 1
-            else:
+            if not (self._off or self._stopped) and len(self._ready) < self._queue_rows:
                 self._ready.append(row)
-        if self._dropped and not self._off:
-            self._say("full", "is slower than the training: steps are dropped, `replay` fills them in")
+                continue
+            self._dropped += 1
+            if not (self._off or self._stopped):
+                self._overflow(row)
+
+    def _overflow(self, row: Row) -> None:
+        self._ledger.miss(row)
+        self._stopped = self._appends
+        then = f"nothing is sent from step {row.step} on" if self._appends else "steps are dropped"
+        self._say("full", f"is slower than the training: {then}, `replay` fills them in")
 
     def _say(self, what: str, message: str) -> None:
         """Warn, once for each kind of trouble; the counts are in `status()`."""
         if what not in self._said:
             self._said.add(what)
-            _log.warning("%s: %s", self.name, message)
+            _log.warning("%s: %s", self.name, shorten(message, _MOST_SAID))
 
     # -- on the delivery's own thread --------------------------------------------------------------
 
@@ -250,22 +247,45 @@ class Delivery:
             elif isinstance(item, Renewal):
                 self._begin_anew(item)
             else:
+                if self._fills:
+                    self._fill(item)
                 self._deliver(item)
-        if self._note_withheld():
-            self._save()
         try:
             self._backend.close()
-        except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises, the training goes on)
+        except BaseException as error:  # noqa: BLE001  (somebody else's code, and the thread is ours)
             self._note(error)
             self.failure = self.failure or error
-            self._say("close", f"closing failed: {error}")
+            left = self._ledger.take_back()
+            with self._changed:
+                self._sent, self._dropped = self._sent - left, self._dropped + left
+            self._say("close", f"closing failed, {left} steps that were sent are left to replay: {error}")
+        with self._changed:
+            self._unconfirmed = 0
+
+    def _fill(self, row: Row) -> None:
+        """Tell from the log what the target lacks between its last step and the first of this lifetime."""
+        self._fills, last = False, self._ledger.last
+        since = None if last is None else last + 1
+        if self._story is None or (since or 0) >= row.step:
+            return
+        try:
+            before = [told for told in self._story(since) if told.step < row.step]
+        except Exception as error:  # noqa: BLE001  (a log in whatever state)
+            self._note(error)
+            self._say("hole", f"what it lacks below step {row.step} cannot be read from the log: {error}")
+            return
+        lacking = [told for told in before if not self._ledger.knows(told)]
+        if steps := named(told.step for told in lacking):
+            _log.info("%s: did not get steps %s before: they are told from the log", self.name, steps)
+        for told in lacking:
+            self._deliver(told)
 
     def _notify(self, notice: Notice) -> None:
         """Tell an alert, once: one that fails is counted, and stands in the log all the same."""
         backend: Any = self._backend
         try:
             backend.alert(*notice)
-        except Exception as error:  # noqa: BLE001  (as above)
+        except BaseException as error:  # noqa: BLE001  (as above)
             self._note(error)
             self._say("alert", f"an alert failed: {error}")
 
@@ -274,34 +294,33 @@ class Delivery:
         back = renewal.whole and self._capabilities.rewinds
         continues = {"target": target_of(self._backend), "step": renewal.step}
         about = self._run if back else replace(self._run, fresh=True)
-        if not (back or renewal.whole):
+        if not renewal.whole:
             about = replace(about, config={**about.config, "continues": continues})
         try:
             self._backend.close()
             self._backend.open(about)
-            rows = self._story() if renewal.whole and self._story is not None else ()
-        except Exception as error:  # noqa: BLE001  (as above)
+            rows = self._story(None) if renewal.whole and self._story is not None else ()
+        except BaseException as error:  # noqa: BLE001  (as above)
             self._note(error)
             self.failure = error
             self._switch_off(Row(renewal.step, {}, 0.0))
             return
-        self._store = store_for(self._backend, self._cursors)
-        self._cursor = Cursor(self.name, target_of(self._backend))
+        self._ledger.begin_anew(whole=renewal.whole)
+        self._fills = self._fills and not renewal.whole
         self._say(
             "rewind", f"step {renewal.step} comes too late or again: told to {target_of(self._backend)}"
         )
         for row in rows:
-            if not self._off:
-                self._deliver(row)
-        self._retold = replace(self._cursor)
+            self._deliver(row)
+        self._retold = self._ledger.last_step
 
     def _is_retold(self, row: Row) -> bool:
         """Whether a row that waited is among what was read of the log meanwhile; a late one is withheld."""
-        last = None if self._retold is None else self._retold.last_step
-        if self._retold is None or last is None or row.step > last or self._gate.order is Order.ANY:
+        if self._retold is None or row.step > self._retold or self._gate.order is Order.ANY:
             return False
-        if any(row.time > self._retold.acknowledged.get(attempt, -1.0) for attempt in row.commits):
-            self._refused(row, errors.RewindError(f"expected a step above {last}"))
+        began = replace(row, commits=dict.fromkeys(row.commits, row.time))  # as the log stamps it
+        if not self._ledger.knows(began):
+            self._refused(row, errors.RewindError(f"expected a step above {self._retold}"))
         return True
 
     def _next(self) -> Row | Notice | Renewal | None:
@@ -318,19 +337,24 @@ class Delivery:
             return self._ready.popleft()
 
     def _deliver(self, row: Row) -> None:
+        if self._off:
+            with self._changed:
+                self._dropped += 1
+            return None
         if self._is_retold(row):
             return None
-        last: Exception | None = None
+        self._ledger.tries(row)
+        last: BaseException | None = None
         for pause in (None, *self._pauses):
             if pause is not None:
                 self._pause(pause)
-                if self._arrived(row):
+                if arrived(self._backend, row.step):
                     return self._acknowledged(row)
             try:
                 tell(self._backend, row)
             except errors.RefusedError as error:
                 return self._refused(row, error)
-            except Exception as error:  # noqa: BLE001  (as above)
+            except BaseException as error:  # noqa: BLE001  (as above)
                 self._note(error)
                 last = error
                 if isinstance(error, errors.BackendGoneError):
@@ -344,48 +368,26 @@ class Delivery:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=seconds)
 
-    def _arrived(self, row: Row) -> bool:
-        """Whether a call that raised got through all the same."""
-        try:
-            last = self._backend.last_step() if self._capabilities.reads_back else None
-        except Exception:  # noqa: BLE001  (as above)
-            return False
-        return last is not None and last >= row.step and self._gate.order is not Order.ANY
-
     def _acknowledged(self, row: Row) -> None:
         with self._changed:
             self._sent += 1
-        self._note_withheld()
         if not self._capabilities.histograms:
             self.untold += len(row.histograms)
-        self._cursor.took(row)
-        self._cursor.run_id = getattr(self._backend, "run_id", None)
-        self._save()
-
-    def _note_withheld(self) -> bool:
-        """Put what is withheld by now into the cursor; whether it was not there before."""
-        with self._changed:
-            count = len(self._gate.withheld_steps) + len(self._held_steps)
-            if count == self._noted:
-                return False
-            self._noted = count
-            self._cursor.withhold(self._withheld_steps())
-        return True
-
-    def _save(self) -> None:
-        try:
-            self._store.save(self._cursor)
-        except errors.RunDirectoryError as error:
-            self._say("cursor", str(error))
+        self._ledger.took(row)
 
     def _refused(self, row: Row, error: errors.RefusedError) -> None:
         with self._changed:
             self._held += 1
-            self._held_steps.add(row.step)
             self.refused.add(row.step)
+            if isinstance(error, errors.RewindError):
+                self._held_steps.add(row.step)
+        if isinstance(error, errors.RewindError):
+            self._ledger.miss(row)
+        else:
+            self._ledger.refuse(row)
         self._say("withheld", f"step {row.step} was refused: withheld, the log has it ({error})")
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException) -> None:
         with self._changed:
             self._failures += 1
             self._error = self._error or f"{type(error).__name__}: {error}"

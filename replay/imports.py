@@ -22,8 +22,10 @@ import numpy as np
 
 from eventlog import Log, Options, as_key, as_metric, as_step, errors
 
+from .backends.directory import MARKER
 from .backends.tensorboard_file import EventFile, scalars
 from .backends.wandb_file import WandbFile
+from .backends.wandb_names import names
 from .console import progress_bar
 
 if TYPE_CHECKING:
@@ -40,7 +42,9 @@ class Imported:
     """What an import brought: attempts, steps, points (a key at a step), and what it could not.
 
     left_out: values that are no numbers (texts, media), per key     refused: points no run can hold (a
-    negative step, an empty name)     problems: damage in the source, which may have cost any of the rest
+    negative step, an empty name)     elsewhere: directories within the source that hold event files of their
+    own, as `SummaryWriter.add_scalars` makes them: runs of their own, and not read     problems: damage in
+    the source, which may have cost any of the rest
     """
 
     run: str
@@ -50,12 +54,13 @@ class Imported:
     points: int
     left_out: dict[str, int]
     refused: int
+    elsewhere: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property
     def complete(self) -> bool:
         """Whether every number of the source is in the run."""
-        return not (self.refused or self.problems)
+        return not (self.refused or self.elsewhere or self.problems)
 
 
 @dataclass
@@ -74,6 +79,7 @@ class _History:
     lifetimes: list[_Lifetime]
     left_out: Counter[str] = field(default_factory=Counter[str])
     refused: int = 0
+    elsewhere: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
     points: int = 0
     steps: set[int] = field(default_factory=set[int])
@@ -118,6 +124,8 @@ def import_history(
         raise errors.RunDirectoryError(
             f"expected to write the run, got {error.strerror}: {target}"
         ) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)  # there only if something failed
     return Imported(
         run=str(target),
         source=kind,
@@ -126,6 +134,7 @@ def import_history(
         points=history.points,
         left_out=dict(sorted(history.left_out.items())),
         refused=history.refused,
+        elsewhere=tuple(history.elsewhere),
         problems=tuple(history.problems),
     )
 
@@ -135,7 +144,7 @@ def _kind(place: Path) -> str:
         return "wandb"
     if _event_files(place):
         return "tensorboard"
-    below = sorted({str(file.parent) for file in place.rglob("*tfevents*")}) if place.is_dir() else []
+    below = _below(place)
     hint = f"; its runs lie in {', '.join(below[:5])}" if below else ""
     raise errors.ConfigError(f"expected event files or a wandb run, got neither{hint}: {place}")
 
@@ -177,7 +186,8 @@ def _fitting(history: _History, rows: Iterable[Row]) -> Iterator[Row]:
         for key, value in given.items():
             try:
                 as_step(step)
-                metrics[as_key(key)] = as_metric(value, key)
+                as_key(key)  # slashes around a name are a part of it, as in a commit
+                metrics[key] = as_metric(value, key)
             except errors.ArealMetricsError:
                 history.refused += 1
         if metrics:
@@ -194,6 +204,13 @@ def _event_files(place: Path) -> list[Path]:
     if place.is_file():
         return [place] if "tfevents" in place.name else []
     return sorted(file for file in place.glob("*tfevents*") if file.is_file())
+
+
+def _below(place: Path) -> list[str]:
+    """Return the directories within one that hold event files."""
+    if not place.is_dir():
+        return []
+    return sorted({str(file.parent) for file in place.rglob("*tfevents*")} - {str(place)})
 
 
 class _Points:
@@ -234,7 +251,7 @@ class _Points:
 
 def _tensorboard(place: Path) -> _History:
     """Read all event files; a session start above step 0 begins a new lifetime, as for TensorBoard."""
-    history, lifetimes = _History([]), [_Points()]
+    history, lifetimes = _History([], elsewhere=_below(place)), [_Points()]
     if not (files := _event_files(place)):
         raise errors.ConfigError(f"expected event files, got none: {place}")
     for path in files:
@@ -286,17 +303,33 @@ def _wandb(place: Path) -> _History:
 
 
 def _wandb_rows(history: _History, file: WandbFile) -> Callable[[], Iterator[Row]]:
+    ours = (file.path.parent.parent / MARKER).exists()  # a replay's: what it spelled out is read back
+    name = names().back if ours else str
+
     def rows() -> Iterator[Row]:
         last = 0.0
         for step, time, values in file.rows():
             last = last if time is None else time
-            numbers: dict[str, float] = {
-                key: value for key, value in values.items() if isinstance(value, (bool, int, float))
-            }
-            history.left_out.update(values.keys() - numbers.keys())
+            media = _media(values)
+            numbers: dict[str, float] = {}
+            others = set(media)
+            for key, value in values.items():
+                if any(key.startswith(f"{of}.") for of in media):
+                    continue
+                if isinstance(value, (bool, int, float)):
+                    numbers[name(key)] = value
+                else:
+                    others.add(key)
+            history.left_out.update(others)
             yield step, last, numbers
 
     return rows
+
+
+def _media(values: dict[str, Any]) -> list[str]:
+    """Return the keys that have an image, a table …: wandb keeps what it is, and its sizes, below the key."""
+    kinds = (key for key, value in values.items() if key.endswith("._type") and isinstance(value, str))
+    return [key.removesuffix("._type") for key in kinds]
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class StatsLogger:
         if error is None or (isinstance(error, SystemExit) and error.code in {None, 0}):
             self.close()
         else:
-            self._close("exception", f"{type(error).__name__}: {error}"[:500], CLOSE_SECONDS)
+            self._close("exception", f"{type(error).__name__}: {error}", CLOSE_SECONDS)
 
     def _close(self, outcome: str, detail: str, timeout: float) -> None:
         if self._closed or os.getpid() != self._process:
@@ -191,7 +191,8 @@ class StatsLogger:
 
     def _lead(self, config: Any, backends: Sequence[Backend]) -> None:
         version = version_info().as_dict()
-        if not self._log.leader:
+        claims = not self._log.leader
+        if claims:
             self._log.claim_attempt(config=config, version_info=version)
         attempts = self._log.run.attempts()
         about = RunInfo(
@@ -216,7 +217,11 @@ class StatsLogger:
                     )
                 )
         except BaseException as error:
-            self._close("exception", f"{type(error).__name__}: {error}"[:500], CLOSE_SECONDS)
+            if claims:
+                self._close("exception", f"{type(error).__name__}: {error}", CLOSE_SECONDS)
+            else:  # the attempt is somebody else's, who goes on
+                self._closed = True
+                self._finish_backends()
             raise
         atexit.register(self._finish_backends)
 

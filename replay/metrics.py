@@ -9,7 +9,7 @@ import eventlog
 from eventlog import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 
 def flatten(data: Any) -> dict[str, float]:
@@ -44,8 +44,9 @@ def _leaves(prefix: str, data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def without_counts(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics without the tracker's own counts: `k__count` where `k` is there too."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if not (key.endswith("__count") and key.removesuffix("__count") in metrics)
-    }
+    return {key: value for key, value in metrics.items() if not is_count(key, metrics)}
+
+
+def is_count(key: str, names: Container[str]) -> bool:
+    """Whether a key among `names` is the tracker's own count of another."""
+    return key.endswith("__count") and key.removesuffix("__count") in names

@@ -12,22 +12,24 @@ import pyarrow as pa
 from eventlog import RunDir, as_step, errors
 
 from .account import Report
+from .acknowledged import PLAIN, Acknowledged, Telling
 from .appending import Appending
 from .backends.base import (
     Rewriter,
     RunInfo,
     Selection,
+    as_ours,
     capabilities_of,
     check_backends,
     name_of,
     store_for,
     target_of,
+    with_lineage,
 )
 from .console import progress_bar
 from .cursor import Cursor
 from .renaming import Renaming
 from .statistics import compute
-from .steps import newest
 from .story import Story
 
 if TYPE_CHECKING:
@@ -58,13 +60,15 @@ def play(
     new_run: bool = False,
     dry_run: bool = False,
     progress: bool = False,
+    failed: list[errors.ArealMetricsError] | None = None,
 ) -> list[Report]:
     """Tell the backends what a run committed; playing again tells each only what it lacks.
 
     `since` and `until` bound the steps (both included), `keys` may be globs. `attempts="all"` also tells
     superseded steps where no later attempt has them; `source="recomputed"` tells what the log says instead of
     what was committed. `stats` adds statistics of the recorded values of every selected key, under
-    `KEY/STATISTIC`: those of `Session.reduce` (p99, std …), and "histogram" for targets that show them.
+    `KEY/STATISTIC`: those of `Session.reduce` (p99, std …), and "histogram" for targets that show them; a
+    name that was committed keeps its value.
     `rename` maps names by regular expressions. `cursors` is the folder that remembers what targets took,
     RUN/cursors by default. `new_run` begins anew on every target; `dry_run` only counts; `progress` shows a
     bar on a terminal.
@@ -74,6 +78,7 @@ def play(
     stop the replay: it is in every report's `problems`.
 
     Every backend is told, whatever befalls another; then the first error is raised, with the others noted.
+    With a list as `failed` the errors are put there instead, and the reports of the other backends returned.
     """
     selection = select(since, until, keys)
     if attempts not in ("latest", "all"):
@@ -88,10 +93,21 @@ def play(
         table = pa.concat_tables([table.select(extra.rows.column_names), extra.rows])
         partial = extra.partial
         histograms = {of: {names.to(n): h for n, h in some.items()} for of, some in extra.histograms.items()}
-    story = Story(names.table(table), superseded=attempts == "all", histograms=histograms)
+    names.check(table["key"].unique().to_pylist())
+    story = Story(table, superseded=attempts == "all", histograms=histograms, names=names.to)
     run = run_info(found, fresh=new_run)
     folder = path / "cursors" if cursors is None else Path(cursors)
-    reports = tell_all(story, backends, run, selection, folder, dry_run=dry_run, progress=progress)
+    reports = tell_all(
+        story,
+        backends,
+        run,
+        selection,
+        folder,
+        telling=telling_of(selection, stats, names, source),
+        dry_run=dry_run,
+        progress=progress,
+        failed=failed,
+    )
     problems = tuple(dict.fromkeys([*damage, *map(str, found.problems)]))
     return [replace(report, problems=problems, partial=partial) for report in reports]
 
@@ -103,31 +119,42 @@ def tell_all(
     selection: Selection,
     cursors: Path,
     *,
+    telling: Telling = PLAIN,
     dry_run: bool = False,
     progress: bool = False,
+    failed: list[errors.ArealMetricsError] | None = None,
 ) -> list[Report]:
-    """Tell every backend the story; then raise the first error, if there was one."""
+    """Tell every backend the story; then raise the first error, or leave all in `failed`."""
     reports: list[Report] = []
-    failed: list[errors.ArealMetricsError] = []
+    found: list[errors.ArealMetricsError] = []
     for backend in backends:
         try:
             with progress_bar(name_of(backend), story.counts.steps, shown=progress) as advance:
-                told = _Told(story, advance)
+                told = _Told(story, telling, advance)
                 reports.append(_tell(told, backend, run, selection, cursors, dry_run=dry_run))
-        except errors.ArealMetricsError as error:
-            if failed:  # the first is raised in the end
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (somebody else's code: whatever it raises)
+            if found and failed is None:  # the first is raised in the end
                 _log.error("%s: %s", name_of(backend), error)
-            failed.append(error)
-    for other in failed[1:]:
-        failed[0].add_note(str(other))
-    if failed:
-        raise failed[0]
+            found.append(as_ours(error, backend))
+    raise_or_leave(found, failed)
     return reports
 
 
-def story_of(run_dir: Path) -> Story:
-    """Return what a run has committed by now."""
-    return Story(_metrics(run_dir, Selection(), "committed")[0])
+def raise_or_leave(
+    found: Sequence[errors.ArealMetricsError], failed: list[errors.ArealMetricsError] | None
+) -> None:
+    """Put errors where somebody wants them all, else raise the first, with the others noted."""
+    if failed is not None:
+        failed += found
+    elif found:
+        for other in found[1:]:
+            found[0].add_note(str(other))
+        raise found[0]
+
+
+def story_of(run_dir: Path, since: int | None = None) -> Story:
+    """Return what a run has committed by now, from a step on."""
+    return Story(_metrics(run_dir, Selection(since), "committed")[0])
 
 
 def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
@@ -157,7 +184,9 @@ def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table
 
     with open_run(path, attempts="all") as session:
         table = session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
-        return table.filter(table["value"].is_valid()), session.problems  # null: the log cannot say it
+        if table["value"].null_count:  # the log cannot say it
+            table = table.filter(table["value"].is_valid())
+        return table, session.problems
 
 
 def select(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:
@@ -169,6 +198,14 @@ def select(since: int | None, until: int | None, keys: Iterable[str] | None) -> 
     )
 
 
+def telling_of(
+    selection: Selection, stats: Iterable[str], names: Renaming, source: Source = "committed"
+) -> Telling:
+    """Return in words as what commits are told."""
+    named = str(names) if source == "committed" else f"{source} {names}"
+    return Telling(", ".join(selection.keys or ()), ", ".join(sorted(set(stats))), named)
+
+
 # -- one backend -----------------------------------------------------------------------------------
 
 
@@ -177,20 +214,22 @@ def _tell(
 ) -> Report:
     if isinstance(backend, Rewriter):
         return _rewrite(story, backend, run, selection, cursors, dry_run=dry_run)
-    return Appending(backend, run, cursors, dry_run=dry_run).tell(story)
+    return Appending(backend, run, cursors, dry_run=dry_run, telling=story.telling).tell(story)
 
 
 def _rewrite(
     story: _Told, backend: Any, run: RunInfo, selection: Selection, cursors: Path, *, dry_run: bool
 ) -> Report:
     """Write a target as a whole; its cursor is for `info`, the target itself is what counts."""
+    about = with_lineage(run, backend, cursors, keeps=not dry_run)
     try:
-        written = backend.rewrite(run, story, selection, dry_run=dry_run)
+        written = backend.rewrite(about, story, selection, dry_run=dry_run)
     except OSError as error:
         raise errors.BackendError(
-            f"expected to write to {name_of(backend)}, got {error}: {target_of(backend)}"
+            f"expected to write to {name_of(backend)} (another place can be given as its path), "
+            f"got {error.strerror or error}: {target_of(backend)}"
         ) from error
-    cursor = Cursor(name_of(backend), target_of(backend), story.last_step, story.told)
+    cursor = Cursor(name_of(backend), target_of(backend), story.last_step, story.acknowledged)
     store = store_for(backend, cursors)
     if not dry_run and story.last_step is not None and store.load() != cursor:
         store.save(cursor)
@@ -201,10 +240,13 @@ def _rewrite(
         skipped=written.skipped,
         superseded=story.counts.superseded,
         refused=written.refused,
+        kept=written.kept,
         renamed=written.renamed,
         folded=story.counts.folded,
         untold=0 if capabilities_of(backend).histograms else story.histograms,
         superseded_steps=story.counts.superseded_steps,
+        refused_steps=written.refused_steps,
+        kept_steps=written.kept_steps,
         dry_run=dry_run,
     )
 
@@ -215,10 +257,11 @@ def _rewrite(
 class _Told:
     """A story that notes how far it was read."""
 
-    def __init__(self, story: Story, advance: Callable[[int], None]) -> None:
+    def __init__(self, story: Story, telling: Telling, advance: Callable[[int], None]) -> None:
         self.counts = story.counts
+        self.telling = telling
         self.last_step: int | None = None
-        self.told: dict[int, float] = {}
+        self.acknowledged = Acknowledged()
         self.histograms = 0
         self._story = story
         self._advance = advance
@@ -227,7 +270,15 @@ class _Told:
         yield from self._noted(self._story.commits())
 
     def __iter__(self) -> Iterator[Row]:
-        yield from self._noted(self._story)
+        self.acknowledged = Acknowledged()
+        self.acknowledged.begin(self.telling)
+        for row in self._noted(self._story):
+            yield row
+            self.acknowledged.take(row)
+
+    def knows(self, step: int, time: float) -> bool:
+        """Whether the log has a commit of this step and time."""
+        return self._story.knows(step, time)
 
     def _noted(self, rows: Iterable[Row]) -> Iterator[Row]:
         steps, self.last_step, self.histograms = 0, None, 0
@@ -236,5 +287,4 @@ class _Told:
             self.histograms += len(row.histograms)
             steps += row.step != self.last_step
             self.last_step = row.step
-            self.told = newest(self.told, row.commits)
             self._advance(steps)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from eventlog import errors
 
+from .metrics import is_count
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .steps import Row
 
     Rules = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -31,6 +34,9 @@ class Renaming:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
+    def __str__(self) -> str:
+        return "; ".join(f"{pattern.pattern} = {new}" for pattern, new in self._rules)
+
     def to(self, name: str) -> str:
         """Return the new name of a metric."""
         known = self._known.get(name)
@@ -48,18 +54,22 @@ class Renaming:
             self._known[name] = known
         return known
 
-    def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def row(self, row: Row) -> Row:
         """Return a row under the new names."""
-        return {self.to(name): value for name, value in metrics.items()}
-
-    def table(self, rows: pa.Table) -> pa.Table:
-        """Return a table with a column `key` under the new names."""
         if not self:
-            return rows
-        words = rows["key"].combine_chunks().dictionary_encode()
-        new = pa.array([self.to(name) for name in words.dictionary.to_pylist()], words.dictionary.type)
-        keys = pa.DictionaryArray.from_arrays(words.indices, new).cast(words.dictionary.type)
-        return rows.set_column(rows.schema.get_field_index("key"), "key", keys)
+            return row
+        return replace(
+            row,
+            metrics={self.to(name): value for name, value in row.metrics.items()},
+            histograms={self.to(name): drawn for name, drawn in row.histograms.items()},
+        )
+
+    def check(self, names: Iterable[str]) -> None:
+        """QueryError where two of these would have one name; the tracker's own counts are not told."""
+        every = set(names)
+        for name in sorted(every):
+            if not is_count(name, every):
+                self.to(name)
 
 
 def _rule(pair: tuple[str, str]) -> tuple[re.Pattern[str], str]:

@@ -11,7 +11,9 @@ class Status:
     """How the live delivery to one backend stands; all counts are of steps, `withheld` of commits.
 
     sent:     acknowledged          withheld: the target can no longer take them (replay with a new run can)
-    dropped:  not tried, because the queue was full or the backend off; replay fills them in
+    dropped:  not tried, because the queue was full or the backend off, or lost when it was closed; replay
+              fills them in
+    unconfirmed: of those sent, not known to have arrived, since closing did not end in time
     failures: tries that failed     error:    the first failure     off: switched off after repeated failures
 
     `withheld_steps` names the steps of what is withheld: "12-15, 20".
@@ -27,6 +29,7 @@ class Status:
     off: bool
     error: str | None
     withheld_steps: str = ""
+    unconfirmed: int = 0
 
 
 class Notice(NamedTuple):

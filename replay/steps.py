@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 DEFAULT_WAIT = 2.0
 """Seconds without a further row after which a step closes."""
@@ -68,8 +68,8 @@ class Gate:
         """Values that a later commit of the same step overwrote before the step closed."""
         self.wait = wait
         self._last = last_step
-        self._told: set[str] | None = (
-            None if last_step is not None else set()
+        self._told: Collection[str] | None = (
+            None if last_step is not None else ()
         )  # keys of the last step; None: unknown
         self._open: Row | None = None
         self._touched = 0.0
@@ -118,9 +118,8 @@ class Gate:
         row, self._open = self._open, None
         if row is None:
             return []
-        if row.step != self._last or self._told is None:
-            self._told = set()
-        self._told.update(row.metrics)
+        before = self._told if row.step == self._last else None
+        self._told = {*before, *row.metrics} if before else row.metrics
         self._last = row.step if self._last is None else max(self._last, row.step)
         return [row]
 

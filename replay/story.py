@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from itertools import compress, groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from .metrics import without_counts
+from .metrics import is_count
 from .steps import Gate, Histogram, Order, Row, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
 
@@ -45,7 +47,7 @@ class Story:
     `table` has the columns step, key, value, value_int, time, attempt, sub_index and, where it holds rows
     that were taken back, superseded. These are left out unless `superseded` asks for them; then the latest
     attempt's value of a step and key is told. `histograms` go with the commit they belong to: its step,
-    attempt, time in µs and sub-index.
+    attempt, time in µs and sub-index. `names` says what the metrics are called when they are told.
     """
 
     def __init__(
@@ -54,12 +56,19 @@ class Story:
         *,
         superseded: bool = False,
         histograms: Mapping[Identity, Mapping[str, Histogram]] | None = None,
+        names: Callable[[str], str] = str,
     ) -> None:
+        if "superseded" in table.column_names and not pc.any(table["superseded"]).as_py():
+            table = table.drop_columns(["superseded"])  # nothing was: what follows costs half
         kept = table if superseded else _surviving(table)
         self._table = kept.sort_by(_ORDER)
         self._histograms = histograms or {}
+        self._names = names
+        self._whole = table
+        self._known: frozenset[tuple[int, int]] | None = None
         back = _taken_back(table)
-        self.counts = Counts(_distinct(kept, "step"), len(back), _folded(table, kept), named(back))
+        folded = _folded(table, superseded=superseded)
+        self.counts = Counts(_distinct(kept, "step"), len(back), folded, named(back))
 
     def commits(self) -> Iterator[Row]:
         """Yield one row per commit: ascending steps, within a step in the order they were made."""
@@ -73,11 +82,19 @@ class Story:
             yield from gate.put(commit)
         yield from gate.close()
 
+    def knows(self, step: int, time: float) -> bool:
+        """Whether some attempt, be it superseded, made a commit of this step at this time (Unix seconds)."""
+        if self._known is None:
+            pairs = self._whole.group_by(["step", "time"]).aggregate([])
+            times = pairs["time"].cast(pa.int64()).to_pylist()
+            self._known = frozenset(zip(pairs["step"].to_pylist(), times, strict=True))
+        return (step, round(time * 1e6)) in self._known
+
     def _commits(self) -> Iterator[Row]:
         rest: pa.Table = self._table
         while rest.num_rows:
             length = _whole_commits(rest)
-            yield from _rows(rest.slice(0, length), self._histograms)
+            yield from _rows(rest.slice(0, length), self._histograms, self._names)
             rest = rest.slice(length)
 
 
@@ -93,18 +110,28 @@ def _taken_back(table: pa.Table) -> list[int]:
     return pairs.filter(pairs["superseded_min"])["step"].to_pylist()
 
 
-def _folded(table: pa.Table, kept: pa.Table) -> int:
-    """Count what an attempt said of a key at a step before what is kept (a later commit supersedes it)."""
-    names = ["attempt", "step", "key"]
-    given, told = (
-        some.filter(pc.invert(pc.ends_with(some["key"], "__count")))  # these no target is told
-        .group_by(names)
-        .aggregate([([], "count_all")])
-        for some in (table, kept)
-    )
-    if told.num_rows < given.num_rows:  # the rest is of attempts that were taken back
-        given = given.join(told.select(names), names, join_type="left semi")
-    return (pc.sum(given["count_all"]).as_py() or 0) - told.num_rows
+def _folded(table: pa.Table, *, superseded: bool) -> int:
+    """Count what an attempt said of a key at a step before what is told (a later commit supersedes it)."""
+    words, keys = _encoded(table["key"])
+    shown = np.array([not word.endswith("__count") for word in words], np.bool_)[keys]
+    places = keys  # one number per key, step and attempt
+    for name in ("step", "attempt"):
+        places = places + (_encoded(table[name])[1] + 1) * (places.max(initial=0) + 1)
+    told = shown
+    if not superseded and "superseded" in table.column_names:
+        told = shown & ~table["superseded"].to_numpy()
+    different = np.sort(places[told])  # np.unique hashes them, at many times the cost
+    different = different[np.diff(different, prepend=-1) > 0]
+    if told is not shown:  # the rest is of attempts that were taken back
+        shown = shown & np.isin(places, different)
+    return int(np.count_nonzero(shown)) - len(different)
+
+
+def _encoded(column: pa.ChunkedArray) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the distinct values of a column, and where each of its values is among them; null is -1."""
+    encoded = column.combine_chunks().dictionary_encode()
+    numbers = pc.fill_null(encoded.indices, -1).to_numpy()
+    return encoded.dictionary.to_pylist(), numbers.astype(np.int64)
 
 
 def _distinct(table: pa.Table, name: str) -> int:
@@ -121,26 +148,69 @@ def _whole_commits(table: pa.Table) -> int:
     return first or int(np.searchsorted(steps, last, "right"))
 
 
-def _rows(table: pa.Table, histograms: Mapping[Identity, Mapping[str, Histogram]]) -> Iterator[Row]:
-    steps, attempts = table["step"].to_pylist(), pc.fill_null(table["attempt"], -1).to_pylist()
-    times = table["time"].cast(pa.int64()).to_pylist()
-    parts = pc.fill_null(table["sub_index"], 0).to_pylist()
-    keys, floats, integers = (table[name].to_pylist() for name in ("key", "value", "value_int"))
-    identity = list(zip(steps, attempts, times, parts, strict=True))
-    start = 0
-    for (step, attempt, time, part), same in groupby(identity):
-        end = start + sum(1 for _ in same)
-        found = zip(keys[start:end], floats[start:end], integers[start:end], strict=True)
-        metrics = {key: value if integer is None else integer for key, value, integer in found}
+class _Layout(NamedTuple):
+    """The keys of commits that name the same: those that are told, and which of all they are."""
+
+    told: tuple[str, ...]
+    which: list[bool] | None  # None: every one
+
+
+def _rows(
+    table: pa.Table,
+    histograms: Mapping[Identity, Mapping[str, Histogram]],
+    to: Callable[[str], str],
+) -> Iterator[Row]:
+    words, keys = _encoded(table["key"])
+    values, layouts = _numbers(table), dict[bytes, _Layout]()
+    identity = [
+        table["step"].to_numpy(),
+        pc.fill_null(table["attempt"], -1).to_numpy(),
+        table["time"].cast(pa.int64()).to_numpy(),
+        pc.fill_null(table["sub_index"], 0).to_numpy(),
+    ]
+    starts = _starts(identity)
+    commits = zip(*(column[starts].tolist() for column in identity), strict=True)
+    bounds = pairwise([*starts.tolist(), len(keys)])
+    for (start, end), (step, attempt, time, part) in zip(bounds, commits, strict=True):
+        named = keys[start:end].tobytes()
+        layout = layouts.get(named)
+        if layout is None:
+            layout = layouts[named] = _layout([words[key] for key in keys[start:end]], to)
+        told, which = layout
+        numbers = values[start:end]
+        metrics = dict(zip(told, numbers if which is None else compress(numbers, which), strict=True))
         seconds = time / 1e6
-        drawn = histograms.get((step, attempt, time, part), {})
-        yield Row(step, without_counts(metrics), seconds, {attempt: seconds}, drawn)
-        start = end
+        drawn = histograms.get((step, attempt, time, part), {}) if histograms else {}
+        yield Row(step, metrics, seconds, {attempt: seconds}, drawn)
+
+
+def _starts(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.intp]:
+    """Return the places at which any of the columns changes, the first included."""
+    changes = np.ones(len(columns[0]), np.bool_)
+    changes[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return np.flatnonzero(changes)
+
+
+def _layout(names: Sequence[str], to: Callable[[str], str]) -> _Layout:
+    given = set(names)
+    which = [not is_count(name, given) for name in names]
+    return _Layout(tuple(map(to, compress(names, which))), None if all(which) else which)
+
+
+def _numbers(table: pa.Table) -> list[float]:
+    """Return the values, those that are integers as such: exact beyond 2**53."""
+    values: list[float] = table["value"].to_numpy().tolist()
+    integers = table["value_int"]
+    if integers.null_count < len(values):
+        places = np.flatnonzero(integers.is_valid().to_numpy())
+        for place, integer in zip(places.tolist(), integers.drop_null().to_pylist(), strict=True):
+            values[place] = integer
+    return values
 
 
 def _latest_attempt_wins(commits: list[Row]) -> list[Row]:
     """Drop what a later attempt says again; the commits come in the order of their attempts."""
-    if len({attempt for row in commits for attempt in row.commits}) < 2:
+    if len(commits) < 2 or len({attempt for row in commits for attempt in row.commits}) < 2:
         return commits
     latest: dict[str, Any] = {key: max(row.commits) for row in commits for key in row.metrics}
     kept = [

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 from eventlog import Follower, RunDir, errors
 
 from .account import Report
-from .backends.base import Rewriter, capabilities_of, check_backends, name_of, target_of
+from .backends.base import Rewriter, as_ours, capabilities_of, check_backends, name_of, target_of
 from .delivery import Delivery
 from .metrics import without_counts
-from .player import play, run_info, select
+from .player import play, raise_or_leave, run_info, select, telling_of
 from .renaming import Renaming
+from .statistics import check
 from .steps import DEFAULT_WAIT, Order, Row, named
 from .succession import Succession, attempt_of
+from .supplement import Supplement
 
 if TYPE_CHECKING:
     import os
@@ -47,6 +49,7 @@ def follow(
     since: int | None = None,
     until: int | None = None,
     keys: Iterable[str] | None = None,
+    stats: Iterable[str] = (),
     rename: Rules = (),
     cursors: str | os.PathLike[str] | None = None,
     new_run: bool = False,
@@ -54,6 +57,7 @@ def follow(
     give_up: float | None = GIVE_UP_SECONDS,
     poll: float = POLL_SECONDS,
     stop: threading.Event | None = None,
+    failed: list[errors.ArealMetricsError] | None = None,
 ) -> list[Report]:
     """Tell the backends a run from its beginning and on, until it has finished; it need not exist yet.
 
@@ -61,26 +65,31 @@ def follow(
     back is told anew to targets that can go back; others keep what they have, and it is counted. Targets
     that are written as a whole (offline files of wandb and SwanLab) are written at the end.
 
-    Ends when the run has finished, `give_up` seconds after its last sign of life (None: never), at `stop`,
-    or with Ctrl-C: each time everything read so far is told first, and following again goes on from there.
-    `since`, `until`, `keys`, `rename`, `cursors` and `new_run` are as for `play`.
+    Ends when the run has finished, `give_up` seconds after its last sign of life (None: never; NotARunError
+    where it has not begun by then), at `stop`, or with Ctrl-C: each time everything read so far is told
+    first, and following again goes on from there. `since`, `until`, `keys`, `stats`, `rename`, `cursors` and
+    `new_run` are as for `play`; with `stats` a step is told `wait` seconds after its last commit.
 
-    A backend that keeps failing is left behind; in the end the first error is raised, the others noted.
+    A backend that keeps failing is left behind; what is raised in the end, and `failed`, are as by `play`.
     """
     check_backends(backends)
     path = Path(run_dir)
+    if path.exists() and not path.is_dir():
+        raise errors.NotARunError(f"expected a run's directory, got a file: {path}")
     folder = path / "cursors" if cursors is None else Path(cursors)
-    asked = _Asked(path, select(since, until, keys), rename, folder, new_run)
+    asked = _Asked(path, select(since, until, keys), check(stats), rename, folder, new_run)
     tail = _Tail(asked, backends, wait)
     try:
-        for rows in _commits(path, asked, tail.succession, give_up, poll, stop or threading.Event()):
-            tail.tell(rows)
-    except KeyboardInterrupt:
-        _log.warning("interrupted: what was read so far is told, following again goes on from there")
+        try:
+            for rows in _commits(path, asked, tail.succession, give_up, poll, stop or threading.Event()):
+                tail.tell(rows)
+        except KeyboardInterrupt:
+            _log.warning("interrupted: what was read so far is told, following again goes on from there")
+        tail.tell([], ending=True)
     except BaseException:
         tail.abandon()
         raise
-    return tail.close()
+    return tail.close(failed)
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ class _Asked:
 
     path: Path
     selection: Selection
+    stats: list[str]
     rename: Rules
     cursors: Path
     new_run: bool
@@ -102,6 +112,7 @@ class _Asked:
             since=selection.since,
             until=selection.until,
             keys=selection.keys,
+            stats=self.stats,
             rename=self.rename,
             cursors=self.cursors,
             new_run=self.new_run,
@@ -120,17 +131,19 @@ def _commits(
     stop: threading.Event,
 ) -> Iterator[list[Row]]:
     """Yield the commits to tell, as they come."""
-    follower, names = Follower(path, records=False), Renaming(asked.rename)
+    follower = Follower(path, records=False)
     pulse = _Pulse(follower, give_up)
     while not stop.is_set():
         finished = follower.finished()  # asked before the last look, and after it
-        come = [row for told in follower.poll() for row in _rows(told, asked.selection, names)]
+        come = [row for told in follower.poll() for row in _rows(told, asked.selection)]
         yield succession.take(come)
         if come:
             pulse.felt()
         elif finished and follower.finished() and not succession.waiting:
             break
         elif pulse.stopped():
+            if follower.reader is None:
+                raise errors.NotARunError(f"expected a run within {give_up:g} s, got none: {path}")
             _log.warning("no sign of life of the run for %g s: given up: %s", give_up, path)
             break
         stop.wait(poll)
@@ -153,9 +166,8 @@ class _Pulse:
     def stopped(self) -> bool:
         """Whether there was none for too long; the processes are asked now and then."""
         now = time.monotonic()
-        if self._follower.reader is None:  # the run has not begun
-            self.felt()
-        elif now - self._asked >= min(ASK_SECONDS, self._give_up):
+        begun = self._follower.reader is not None
+        if begun and now - self._asked >= min(ASK_SECONDS, self._give_up):
             self._asked = now
             signs = [sign.seen_us for sign in self._follower.signs()]
             if signs != self._signs:
@@ -164,7 +176,7 @@ class _Pulse:
         return now - self._last > self._give_up
 
 
-def _rows(told: Followed, selection: Selection, names: Renaming) -> Iterator[Row]:
+def _rows(told: Followed, selection: Selection) -> Iterator[Row]:
     """Yield what a commit holds of the selection, a row for each of its parts."""
     step = told.step
     if (selection.since is not None and step < selection.since) or (
@@ -179,9 +191,7 @@ def _rows(told: Followed, selection: Selection, names: Renaming) -> Iterator[Row
     attempt = told.commit["attempt"][0].as_py()
     seconds = told.commit["time"][0].value / 1e6
     for metrics in parts.values():
-        yield Row(
-            step, names.row(without_counts(metrics)), seconds, {0 if attempt is None else attempt: seconds}
-        )
+        yield Row(step, without_counts(metrics), seconds, {attempt or 0: seconds})
 
 
 # -- to whom it is told ----------------------------------------------------------------------------
@@ -193,39 +203,42 @@ class _Tail:
     def __init__(self, asked: _Asked, backends: Sequence[Backend], wait: float) -> None:
         self.succession = Succession(asked.path)
         self._asked = asked
-        self._wait = wait
+        self._names = Renaming(asked.rename)
+        self._supplement = Supplement(asked.path, asked.stats, asked.selection, self.succession, wait)
+        self._wait = 0.0 if asked.stats else wait  # a supplemented step has closed
         self._whole = [backend for backend in backends if _is_written_whole(backend)]
         self._backends = [backend for backend in backends if not _is_written_whole(backend)]
         self._order = list(backends)
         self._told: list[_Told] = []
-        self._failed: list[errors.ArealMetricsError] = []
+        self._failed: dict[int, errors.ArealMetricsError] = {}  # by the backend's `id`
         self._begun = False
 
-    def tell(self, rows: list[Row]) -> None:
+    def tell(self, commits: list[Row], *, ending: bool = False) -> None:
         """Tell every target commits in their order; those of which one fails go on without it."""
+        rows = self._supplement.take(commits, ending=ending)
         if rows and not self._begun:
             self._begun = True
             self._open()
-        for row in rows:
+        for row in map(self._names.row, rows):
             for told in self._told:
                 told.tell(row)
         if self._begun and not self._whole and all(told.failure for told in self._told):
-            raise self._first_error()
+            raise_or_leave(list(self._failures().values()), None)
 
-    def close(self) -> list[Report]:
-        """Finish every target; return their reports, or raise the first error."""
+    def close(self, failed: list[errors.ArealMetricsError] | None) -> list[Report]:
+        """Finish every target; return their reports, or raise the first error, or leave all in `failed`."""
         for told in self._told:
             told.finish()
         deadline = time.monotonic() + CLOSE_SECONDS
         reports = {id(told.backend): told.report(deadline) for told in self._told}
-        for told in self._told:
-            if told.failure:
-                self._failed.append(told.failure)
+        reports = {key: replace(report, partial=self._supplement.partial) for key, report in reports.items()}
         if self._begun:
             for backend in self._order:
                 self._settle(backend, reports)
-        if self._failed:
-            raise self._first_error()
+        lost = self._failures()
+        raise_or_leave(list(lost.values()), failed)
+        if self._begun and not lost:
+            self._supplement.check()
         problems, back = tuple(self.succession.problems), self.succession.taken_back()
         return [
             replace(
@@ -235,6 +248,7 @@ class _Tail:
                 problems=problems,
             )
             for backend in self._order
+            if id(backend) not in lost
         ]
 
     def abandon(self) -> None:
@@ -247,8 +261,13 @@ class _Tail:
     def _open(self) -> None:
         try:
             for backend in self._backends:
-                self._told.append(_Told(backend, self._asked, self.succession, self._wait))
-            _check_different(self._backends)
+                try:
+                    self._told.append(_Told(backend, self._asked, self.succession, self._wait))
+                except (Exception, SystemExit) as error:  # noqa: BLE001  (somebody else's code)
+                    self._failed[id(backend)] = as_ours(error, backend)
+                    if len(self._order) > 1:
+                        _log.error("%s; the others are told", self._failed[id(backend)])
+            _check_different([told.backend for told in self._told])
         except BaseException:
             self.abandon()
             raise
@@ -256,21 +275,23 @@ class _Tail:
     def _settle(self, backend: Backend, reports: dict[int, Report]) -> None:
         """Tell the run as a whole, where that is how a target is written, or puts right what was told."""
         before = reports.get(id(backend))
+        if id(backend) in self._failures():
+            return
         if before is not None and not (isinstance(backend, Rewriter) and _takes_all(backend)):
             return
         try:
             after = (self._asked if before is None else replace(self._asked, new_run=False)).play(backend)
         except errors.ArealMetricsError as error:
-            self._failed.append(error)
+            self._failed[id(backend)] = error
         else:
             done = after if before is None else replace(before, sent=before.sent + after.sent)
-            reports[id(backend)] = replace(done, folded=after.folded)
+            whole = {name: getattr(after, name) for name in ("folded", "partial", "kept", "kept_steps")}
+            reports[id(backend)] = replace(done, **whole)
 
-    def _first_error(self) -> errors.ArealMetricsError:
-        failed = self._failed or [told.failure for told in self._told if told.failure]
-        for other in failed[1:]:
-            failed[0].add_note(str(other))
-        return failed[0]
+    def _failures(self) -> dict[int, errors.ArealMetricsError]:
+        """Return the errors of the backends that failed, in their order."""
+        found = self._failed | {id(told.backend): told.failure for told in self._told if told.failure}
+        return {id(backend): found[id(backend)] for backend in self._order if id(backend) in found}
 
 
 class _Told:
@@ -291,11 +312,7 @@ class _Told:
     def failure(self) -> errors.ArealMetricsError | None:
         """Why it is not told any more."""
         failure = self._delivery.failure
-        if failure is None or isinstance(failure, errors.ArealMetricsError):
-            return failure
-        return errors.BackendError(
-            f"{name_of(self.backend)} failed, got {failure!r}: {target_of(self.backend)}"
-        )
+        return None if failure is None else as_ours(failure, self.backend)
 
     def tell(self, row: Row) -> None:
         """Hand over a commit."""
@@ -323,7 +340,7 @@ class _Told:
             name_of(self.backend),
             target_of(self.backend),
             sent=self._sent,
-            skipped=len(self._skipped),
+            skipped=len(self._skipped - held - self._refused),
             refused=len(self._refused),
             withheld=len(held),
             renamed=len(getattr(self.backend, "renamed", ())),
@@ -333,14 +350,16 @@ class _Told:
         )
 
     def _begin(self, *, keeps: bool, fresh: bool = False) -> Delivery:
+        asked = self._asked
         return Delivery(
             self.backend,
-            run_info(RunDir.open(self._asked.path), fresh=fresh),
-            self._asked.cursors,
+            run_info(RunDir.open(asked.path), fresh=fresh),
+            asked.cursors,
             wait=self._wait,
             queue_rows=float("inf"),
             pauses=PAUSES,
             keeps=keeps,
+            telling=telling_of(asked.selection, asked.stats, Renaming(asked.rename)),
         )
 
     def _must_go_back(self, first: int) -> bool:

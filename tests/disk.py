@@ -28,6 +28,7 @@ FAULTS: Final = {
     "close": "C",  # closing fails, as on NFS over quota
     "hang": "H",  # every write hangs
     "hang open": "W",  # every creation hangs
+    "until freed": "R",  # every write fails until a file without a name is closed: then its size fits
 }
 
 SOURCE: Final = r"""
@@ -40,6 +41,7 @@ SOURCE: Final = r"""
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -66,11 +68,13 @@ static int ours(int fd) {
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 #define FAIL(code) do { errno = code; return -1; } while (0)
 
+static long room;
 ssize_t write(int fd, const void *data, size_t n) {
     static int turn;
     if (ours(fd)) switch (*mode()) {
         case 'E': FAIL(EIO);
         case 'N': FAIL(ENOSPC);
+        case 'R': if (room < (long)n) FAIL(ENOSPC); room -= n; break;
         case 'Q': FAIL(EDQUOT);
         case 'P': if (turn ^= 1) { n = n / 2 ? n / 2 : 1; break; } FAIL(ENOSPC);
         case 'S': n = n / 2 ? n / 2 : 1; break;
@@ -91,7 +95,14 @@ OPEN(open)
 OPEN(open64)
 int fsync(int fd) { if (*mode() == 'F' && ours(fd)) FAIL(EIO); return REAL(fsync)(fd); }
 int fdatasync(int fd) { if (*mode() == 'F' && ours(fd)) FAIL(EIO); return REAL(fdatasync)(fd); }
-int close(int fd) { int bad = *mode() == 'C' && ours(fd); REAL(close)(fd); if (bad) FAIL(EDQUOT); return 0; }
+int close(int fd) {
+    struct stat of;
+    int own = ours(fd), bad = *mode() == 'C' && own;
+    if (own && !fstat(fd, &of) && !of.st_nlink) room += of.st_size;
+    REAL(close)(fd);
+    if (bad) FAIL(EDQUOT);
+    return 0;
+}
 """
 
 PRELUDE: Final = """

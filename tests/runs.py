@@ -103,12 +103,12 @@ class ProducerBuilder:
                 self.kept.setdefault(name, window)
         frame.window, frame.attempt = window, self.attempt
         if len(frame) and not lose:
-            batch = encode.records(frame, self.texts)
+            batch = encode.records(frame, self.texts).batch()
             place, kind = batch.schema.get_field_index("time"), batch.schema.field("time")
             times = pa.array([at(time)] * len(frame), kind.type)
             self._put(Stream.RECORDS, [batch.set_column(place, kind, times)], window)
             if self.payload:
-                self._put(Stream.PAYLOAD, list(encode.payload(frame)), window)
+                self._put(Stream.PAYLOAD, [message.batch() for message in encode.payload(frame)], window)
         return drained, window, since
 
     def note_export(
@@ -144,7 +144,7 @@ class ProducerBuilder:
             tracker=tracker,
             key=key,
         )
-        self._put(Stream.RECORDS, [encode.export(row)])
+        self._put(Stream.RECORDS, [encode.export(row).batch()])
 
     def commit(
         self,
@@ -181,7 +181,7 @@ class ProducerBuilder:
             tags=tags,
         )
         self.commits += 1
-        self._put(Stream.COMMITS, [encode.commit(made)], made.number)
+        self._put(Stream.COMMITS, [encode.commit(made).batch()], made.number)
 
     def close(self) -> None:
         """End the process in order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -77,8 +76,7 @@ def put_window(writer: Writer, window: int, values: int = 16) -> int:
 
 def settle(writer: Writer) -> None:
     """Wait until everything handed over is written, payload too."""
-    while writer.wait(1 << 60, 10.0) and writer._payload.bytes:
-        time.sleep(0.002)
+    writer.flush(10.0)
 
 
 def write_run(path: Path, windows: int = 3, role: str = "actor", rank: int = 0, **options: Any) -> RunDir:

@@ -22,9 +22,9 @@ STREET: dict[str, list[str]] = {
     "eventlog": [
         "errors", "output", "reduction", "arrays", "moments", "histogram", "device", "batch", "pieces",
         "scope", "workflow_context", "frame", "overflow", "collection", "settlement", "specs", "binding",
-        "recorder", "spill", "schema", "windows", "entries", "seen", "conformity", "message", "bulk", "parts", "columns", "encode", "redaction",
-        "files", "manifest", "attempt", "rundir", "extent", "segment", "budget", "losses", "reserve",
-        "segments", "backlog", "writer", "sampling", "options", "ending", "sealed", "blocks", "gaps", "reader",
+        "recorder", "spill", "schema", "windows", "entries", "seen", "conformity", "message", "alike", "bulk", "parts", "columns", "encode", "redaction",
+        "files", "manifest", "attempt", "rundir", "machine", "extent", "segment", "budget", "losses", "reserve",
+        "segments", "backlog", "priority", "writer", "sampling", "options", "ending", "sealed", "life", "blocks", "gaps", "shortfall", "reader",
         "following", "judge", "salvage", "recovery", "rivals", "log", "process", "mistakes",
     ],
     "aggregator": [
@@ -43,13 +43,13 @@ STREET: dict[str, list[str]] = {
         "offline/parquet", "offline/compact",
     ],
     "replay": [
-        "config", "version", "steps", "cursor", "backends/base", "backends/contract", "backends/directory",
+        "config", "version", "steps", "acknowledged", "cursor", "backends/base", "backends/contract", "backends/directory",
         "backends/keeping", "backends/memory", "backends/names", "backends/framing", "backends/edition", "backends/wandb_file",
         "backends/wandb_names", "backends/wandb", "backends/swanlab_file", "backends/swanlab_core", "backends/swanlab",
         "backends/tensorboard_file", "backends/tensorboard", "backends/trackio_run",
         "backends/trackio_server", "backends/trackio", "console", "imports", "metrics", "account",
         "renaming", "story", "statistics", "appending", "player", "succession", "supplement", "status",
-        "delivery", "tail", "logger", "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts",
+        "ledger", "delivery", "tail", "logger", "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts",
         "plots/page", "plots/report",
     ],
     "cli": [

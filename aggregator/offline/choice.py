@@ -16,7 +16,7 @@ from eventlog import moments
 
 from ..naming import Meta, Names, percentile
 from .candidates import GROUP, OWN
-from .placing import first_rows
+from .placing import first_rows, metrics_of
 from .reading import codes, ints
 from .recompute import histograms
 
@@ -164,7 +164,7 @@ def _committed(history: History, names: set[str]) -> dict[tuple[int, int, str], 
     commits = history.commits
     words = commits.table["key"].combine_chunks().dictionary.to_pylist()
     wanted = np.array([word in names for word in words] + [False], np.bool_)  # the last: null, -1
-    places = np.flatnonzero(wanted[codes(commits.table["key"])])
+    places = np.flatnonzero(wanted[codes(commits.table["key"])] & metrics_of(commits))
     started = np.array([producer.started_us for producer in history.reading.producers], np.int64)
     sids = commits.sids[places]
     numbers = ints(commits.table["commit"])[places]

@@ -227,4 +227,6 @@ def merge(
         by_rank.append(moments.pool(own, ranks, m))
         group.append(np.zeros(m, np.int64))
         group[-1][ranks] = numbers
+    if len(by_rank) == 1:  # what is large is not copied
+        return moments.pool(by_rank[0], group[0], n)
     return moments.pool(np.concatenate(by_rank), np.concatenate(group), n)

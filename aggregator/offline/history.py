@@ -5,8 +5,8 @@ Rows are worked on as columns; only windows (thousands, not records) become obje
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits
 from .reading import NONE, Reading, Rows, nullable, plain, read, shifted, without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .reading import Ints
     from .timeline import Timeline
 
+T = TypeVar("T")
 BESIDE_TRAINING: Final = ("rollout", "eval-rollout")  # trackers that workflow_context names
 # What the timeline asks of each.
 _OF_EXPORTS: Final = (
@@ -49,6 +50,13 @@ class History:
     exports: Placed
     windows: Placed
     commits: Placed
+    _found: dict[Callable[[History], Any], Any] = field(default_factory=dict[Any, Any], repr=False)
+
+    def once(self, find: Callable[[History], T]) -> T:
+        """Return what a function finds in the run, found once and kept."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        return self._found[find]
 
 
 def steps_of_windows(history: History) -> dict[tuple[str, int], int | None]:
@@ -95,10 +103,14 @@ class _Seen:
         of_records = window_code(reading.records.sids, reading.records.ints("window", 0))
         of_exports = window_code(reading.exports.sids, reading.exports.ints("window", 0))
         lost = np.array([window_code(sid[session], window) for session, window in reading.damaged], np.int64)
-        self.codes = np.unique(np.concatenate([of_records, of_exports, lost]))
-        self.of_records = np.searchsorted(self.codes, of_records)
+        # A window's records mostly lie together: what is asked of each is asked of such runs of them.
+        self._starts = first_rows(of_records)
+        in_a_row = np.diff(np.append(self._starts, len(of_records)))
+        self.codes = np.unique(np.concatenate([of_records[self._starts], of_exports, lost]))
+        self._of_starts = np.searchsorted(self.codes, of_records[self._starts])
+        self.of_records = np.repeat(self._of_starts, in_a_row)
         self.of_exports = np.searchsorted(self.codes, of_exports)
-        self.counts = np.bincount(self.of_records, minlength=len(self.codes)).astype(np.int64)
+        self.counts = np.bincount(self._of_starts, in_a_row, len(self.codes)).astype(np.int64)
         self.sids, self.numbers = window_parts(self.codes)
         self.complete = ~(np.isin(self.codes, lost) | self._lacking_export(of_exports))
 
@@ -115,7 +127,9 @@ class _Seen:
     def _greatest(self, name: str) -> Ints:
         """Return the greatest value of a column in the records of each window."""
         out = np.full(len(self.codes), NONE)
-        np.maximum.at(out, self.of_records, self.reading.records.ints(name))
+        if len(self._starts):
+            greatest = np.maximum.reduceat(self.reading.records.ints(name), self._starts)
+            np.maximum.at(out, self._of_starts, greatest)
         return out
 
     def _training(self) -> NDArray[np.bool_]:
@@ -125,7 +139,8 @@ class _Seen:
         beside = records.equals("kind", Kind.TIMING.value)
         for tracker in BESIDE_TRAINING:
             beside |= records.equals("tracker", tracker)
-        np.logical_or.at(out, self.of_records, ~beside)
+        if len(self._starts):
+            np.logical_or.at(out, self._of_starts, np.logical_or.reduceat(~beside, self._starts))
         return out
 
     def plain(self) -> list[timeline.Window]:

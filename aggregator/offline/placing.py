@@ -99,22 +99,33 @@ def place_commits(reading: Reading, found: Timeline, firsts: Places) -> Placed:
     """Give commit rows their attempt and say which of them a later one replaced.
 
     Of the rows of one key, step and sub-index the later commit wins; of a key at a step that several
-    attempts report, the later attempt, whole. `firsts` are the places of each commit's first row.
+    attempts report, the later attempt, whole. Within an attempt the leader's word on a key and step stands:
+    what its other processes say of it is `beside`, which replaces nothing and is not replaced. `firsts` are
+    the places of each commit's first row.
     """
     rows = reading.commits
     counts = np.diff(np.append(firsts, rows.table.num_rows))
     attempts = np.repeat(np.array(found.commit_attempts, np.int64), counts)
     steps = rows.ints("global_step")
     superseded = outdated(found, attempts, steps)
-    metric = rows.table["key"].is_valid().to_numpy() & ~superseded
+    named = rows.table["key"].is_valid().to_numpy()
+    beside = _beside(reading, rows, attempts, steps, named)
+    metric = named & ~beside & ~superseded
     superseded |= replaced(attempts, steps, metric, rows.codes("key"))
     started = np.array([producer.started_us for producer in reading.producers], np.int64)
     since = np.lexsort((rows.ints("commit"), rows.sids, started[rows.sids]))
     superseded |= _repeated(rows, steps, metric & ~superseded, since)
     table = rows.table.set_column(rows.table.column_names.index("attempt"), "attempt", pa.array(attempts))
     table = table.append_column("superseded", pa.array(superseded))
+    table = table.append_column("beside", pa.array(beside))
     none = np.full(len(steps), NONE)
     return Placed(identified(reading, table, rows.sids), rows.sids, none, attempts, steps, superseded)
+
+
+def metrics_of(commits: Placed) -> Bools:
+    """Return which commit rows are the run's metrics: those with a key that are not `beside` the leader's."""
+    beside = commits.table["beside"].to_numpy()
+    return commits.table["key"].is_valid().to_numpy() & ~beside
 
 
 def outdated(found: Timeline, attempts: Ints, steps: Ints) -> Bools:
@@ -147,6 +158,22 @@ def _greatest(values: Ints, *columns: Ints) -> Ints:
     return greatest[numbers]
 
 
+def _beside(reading: Reading, rows: Rows, attempts: Ints, steps: Ints, among: Bools) -> Bools:
+    """Whether, of the rows `among`, another process of the attempt speaks for the key at the step.
+
+    That is the leader; where it does not say the key, the process of the lowest rank that does.
+    """
+    beside = np.zeros(len(steps), np.bool_)
+    places = np.flatnonzero(among)
+    ranks = np.array([producer.rank for producer in reading.producers], np.int64)[rows.sids[places]]
+    leads = rows.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)[places]
+    standing = np.where(leads, 0, -1 - ranks)
+    if len(places) and standing.min() < standing.max():  # else one process speaks, or all alike
+        keys = rows.codes("key")[places]
+        beside[places] = standing < _greatest(standing, attempts[places], steps[places], keys)
+    return beside
+
+
 def _repeated(rows: Rows, steps: Ints, among: Bools, since: Places) -> Bools:
     """Whether a later row of the order `since` has the same key, step and sub-index, of the rows `among`."""
     repeated = np.zeros(len(steps), np.bool_)
@@ -176,9 +203,11 @@ def _ranked(values: Ints) -> tuple[Places, int]:
         distinct, places = np.unique(values, return_inverse=True)
         return places, len(distinct)
     there = np.zeros(high - low + 1, np.bool_)  # close together: nothing needs to be sorted
-    there[values - low] = True
-    place = np.cumsum(there) - 1
-    return place[values - low], int(np.count_nonzero(there))
+    places = values - low
+    there[places] = True
+    if there.all():
+        return places, len(there)
+    return (np.cumsum(there) - 1)[places], int(np.count_nonzero(there))
 
 
 def _epochs(attempts: Ints, steps: Ints, epochs: Mapping[tuple[int, int], int]) -> Ints:

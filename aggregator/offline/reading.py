@@ -83,8 +83,11 @@ def read(path: str | Path, label: str) -> Reading:
     reader.leave_out(compacted.covered())
     # A live run grows while it is read: a commit is written after its exports, and they after the records.
     committed = list(reader.blocks(schema.Stream.COMMITS))
-    exports = list(reader.blocks(schema.Stream.RECORDS, EXPORT_COLUMNS, _of_no_window))
-    records = list(reader.blocks(schema.Stream.RECORDS, RECORD_COLUMNS, _of_a_window))
+    exports: list[Block] = []
+    records: list[Block] = []
+    sorts = (EXPORT_COLUMNS, _of_no_window), (RECORD_COLUMNS, _of_a_window)
+    for sort, block in reader.sorts(schema.Stream.RECORDS, sorts):
+        (exports, records)[sort].append(block)
     states = sorted(reader.sessions(), key=lambda state: order(state.producer))
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
@@ -171,7 +174,8 @@ def order(producer: Producer) -> tuple[str, int, int, str]:
 
 def ints(column: pa.ChunkedArray, null: int = NONE) -> Ints:
     """Return an integer or timestamp column as an array, nulls as `null`."""
-    return pc.fill_null(column.cast(pa.int64()), null).to_numpy()
+    plain = column.cast(pa.int64())
+    return (pc.fill_null(plain, null) if plain.null_count else plain).to_numpy()
 
 
 def codes(column: pa.ChunkedArray) -> Ints:

@@ -75,7 +75,7 @@ class Segments:
 def segments(history: History, keys: Collection[str] | None = None) -> Segments:
     """Return the segments of every bound step, of all keys or some; those of superseded attempts too."""
     made = _candidates(history)
-    specs, spec_of = _specs(history.records.table)
+    specs, spec_of = history.once(_specs)
     candidate, records = _expand(history, made)
     known = spec_of[records] >= 0
     candidate, records = candidate[known], records[known]
@@ -89,7 +89,7 @@ def segments(history: History, keys: Collection[str] | None = None) -> Segments:
 
 def specs_of(history: History) -> list[Spec]:
     """Return what was recorded, sorted."""
-    specs, _ = _specs(history.records.table)
+    specs, _ = history.once(_specs)
     return sorted(specs, key=lambda spec: (spec.key, spec.meta.kind.value, str(spec)))
 
 
@@ -99,8 +99,9 @@ def _candidates(history: History) -> list[Candidate]:
         return candidates(history.made, history.timeline, members, history.leaders, history.reading.damaged)
 
 
-def _specs(table: pa.Table) -> tuple[list[Spec], Ints]:
+def _specs(history: History) -> tuple[list[Spec], Ints]:
     """Return the distinct specs, and the number of each record's; -1: of a kind this version knows not."""
+    table = history.records.table
     columns = ("key", "kind", "reduce_type", "spread", "group", "tags")
     texts = [table[name].combine_chunks().dictionary.to_pylist() for name in columns]
     numbers = [codes(table[name]) + 1 for name in columns]
@@ -144,11 +145,13 @@ def _expand(history: History, made: Sequence[Candidate]) -> tuple[Ints, Places]:
     parts = [(i, part) for i, candidate in enumerate(made) for part in candidate.parts]
     wanted = np.array([window_code(sid[part.session], part.window) for _, part in parts], np.int64)
     windows = history.records.windows
-    order = np.argsort(windows, kind="stable")
+    # Mostly they are in order: a process numbers its windows and its records as they come.
+    order = None if (windows[1:] >= windows[:-1]).all() else np.argsort(windows, kind="stable")
     first = np.searchsorted(windows, wanted, "left", order)
     count = np.searchsorted(windows, wanted, "right", order) - first
     starts = np.cumsum(count) - count
-    records = order[np.arange(count.sum()) + np.repeat(first - starts, count)]
+    records = np.arange(count.sum()) + np.repeat(first - starts, count)
+    records = records if order is None else order[records]
     kept = np.ones(len(records), np.bool_)
     for (_, part), start, n in zip(parts, starts.tolist(), count.tolist(), strict=True):
         if part.only != ALL or part.gone:
@@ -202,7 +205,8 @@ def _merge(
     of_segment, first = _numbered(candidate[at], spec[at])
     spreads = np.array([_SPREADS.index(s.meta.spread) for s in specs], np.int8)[spec[at]]
     # Copies of one value count once: the first rank's.
-    counted = (spreads != _SPREADS.index(Spread.REPLICATED)) | np.isin(np.arange(len(at)), first)
+    counted = spreads != _SPREADS.index(Spread.REPLICATED)
+    counted[first] = True
 
     def merge() -> Ints:
         by_rank = moments.pool(moments_of(history.records.table, records), of_rank, len(at))
@@ -230,6 +234,8 @@ def _merge(
 def _numbered(*columns: Ints) -> tuple[Places, Places]:
     """Number distinct rows in the order in which they first appear; return (numbers, first places)."""
     numbers, n = groups(*columns)
+    if n == len(numbers):
+        return np.arange(n), np.arange(n)
     first = np.zeros(n, np.intp)
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal indices the last assignment stands
     order = np.argsort(first)

@@ -100,7 +100,7 @@ class Session:
         self._elsewhere = elsewhere
         self._every = attempts == "all"
         self._several = len(histories) > 1
-        self._rows: pa.Table | None = None
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -110,8 +110,9 @@ class Session:
 
     def close(self) -> None:
         """Let go of the runs."""
-        if "_database" in self.__dict__:
-            self._database.close()
+        self._closed = True
+        if (database := self.__dict__.pop("_database", None)) is not None:
+            database.close()
         if self._elsewhere is not None:
             self._elsewhere.close()
 
@@ -138,7 +139,7 @@ class Session:
         since, until = checked_bound("since", since), checked_bound("until", until)
         names = None if keys is None else set(match(keys, self._named(source), f"{source} metric"))
         if source == "committed":
-            rows = self._committed().drop_columns(["epoch"])
+            rows = self._committed.drop_columns(["epoch"])
         else:
             found = [tables.recomputed(history, names, superseded=self._every) for history in self._histories]
             rows = pa.concat_tables(found)
@@ -307,22 +308,23 @@ class Session:
     @cached_property
     def _database(self) -> Database:
         """The views for SQL: most of what opening a small run would cost, so only for who asks."""
+        if self._closed:
+            raise errors.QueryError("expected an open session, got one that was closed")
         placed = ("records", "exports", "windows", "commits")
         now = {f"_{name}": [getattr(history, name).table for history in self._histories] for name in placed}
         now["_attempts"] = [tables.attempts(history) for history in self._histories]
         now["_producers"] = [tables.producers(history) for history in self._histories]
         later = {
-            "_metrics": (tables.METRICS, self._committed),
+            "_metrics": (tables.METRICS, lambda: self._committed),
             "_payload": (payload.TABLE, self._payload),
             "_pooled": (POOLED, self._pooled),
         }
         joined = {name: _joined(parts) for name, parts in now.items()}
         return Database(joined, later, several=self._several, superseded=self._every, memory=self._memory)
 
+    @cached_property
     def _committed(self) -> pa.Table:
-        if self._rows is None:
-            self._rows = pa.concat_tables([tables.committed(history) for history in self._histories])
-        return self._rows
+        return pa.concat_tables([tables.committed(history) for history in self._histories])
 
     def _payload(self) -> pa.Table | Anew:
         """Return the payload's rows: held, if memory may hold them, else read anew by every scan."""
@@ -345,7 +347,7 @@ class Session:
 
     def _named(self, source: Source) -> Iterable[str]:
         if source == "committed":
-            return self._committed()["key"].unique().to_pylist()
+            return self._committed["key"].unique().to_pylist()
         return [name for history in self._histories for spec in specs_of(history) for name in names_of(spec)]
 
     def _recorded(self) -> set[str]:

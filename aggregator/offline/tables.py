@@ -12,7 +12,7 @@ from eventlog import schema
 
 from .choice import choose, names_of
 from .history import steps_of_windows
-from .placing import first_rows, groups
+from .placing import first_rows, groups, metrics_of
 from .reading import NONE, codes, ints, nullable
 from .recompute import segments, specs_of
 
@@ -45,8 +45,6 @@ METRICS: Final = pa.schema(
         "superseded": pa.bool_(),
     }
 )
-
-
 _IDENTITY: Final = ("step", "key", "attempt", "sub_index")
 
 
@@ -56,10 +54,11 @@ _IDENTITY: Final = ("step", "key", "attempt", "sub_index")
 def committed(history: History) -> pa.Table:
     """Return every committed metric by step, key, attempt and sub-index, superseded ones too."""
     commits = history.commits
-    places = np.flatnonzero(commits.table["key"].is_valid().to_numpy())
+    places = np.flatnonzero(metrics_of(commits))
     alphabetical = _alphabetical(commits.table["key"])[places]
     subs = ints(commits.table["sub_index"], 0)[places]
-    order = np.lexsort((places, subs, commits.attempts[places], alphabetical, commits.steps[places]))
+    columns = (subs, commits.attempts[places], alphabetical, commits.steps[places])
+    order = np.lexsort([column for column in columns if (column != column[:1]).any()] or columns)
     rows = commits.table.take(places[order])
     own = {"step": rows["global_step"], "sub_index": pa.array(subs[order])}
     columns = [own[name] if name in own else rows[name] for name in METRICS.names]
@@ -242,7 +241,7 @@ def _committed_in(history: History, attempt: int) -> dict[str, int]:
     commits = history.commits.table
     live = ~history.commits.superseded[own]
     steps = history.commits.steps[own]
-    metric = commits["key"].is_valid().to_numpy()[own]
+    metric = metrics_of(history.commits)[own]
     counting = np.unique(steps[metric & live])
     return {
         "commits": len(first_rows(history.commits.sids[own], ints(commits["commit"])[own])),
@@ -282,7 +281,7 @@ def info(history: History) -> dict[str, Any]:
     """Return what there is to know of a run at a glance, as plain values."""
     reading = history.reading
     people, lives = producers(history).to_pylist(), attempts(history).to_pylist()
-    metric = history.commits.table["key"].is_valid().to_numpy()
+    metric = metrics_of(history.commits)
     steps = np.unique(history.commits.steps[_leading(history) & ~history.commits.superseded])
     unbound = history.windows.steps == NONE
     bound = steps_of_windows(history)

@@ -108,6 +108,13 @@ def why_missing(histories: Sequence[History]) -> str:
         return "the payload was sampled (the samples are in the views tensors and scalars)"
     if any(state.pruned for state in states):
         return "the payload was pruned to keep its budget"
-    if not any(state.bytes[schema.Stream.PAYLOAD] for state in states):
+    lost = [(state, loss) for state in states for loss in state.losses if loss.stream is schema.Stream.PAYLOAD]
+    if any(loss.cause is schema.LossCause.MISSING and not state.ended for state, loss in lost):
+        return "they were lost when the process ended"
+    if lost:
+        return "they are lost"
+    if any(state.bytes[schema.Stream.PAYLOAD] for state in states):
+        return "they are damaged, or not written yet"
+    if all(state.policy in ("", "off") for state in states):
         return "the payload was off or pruned"
-    return "they are lost"
+    return "they are not written yet"

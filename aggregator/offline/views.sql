@@ -77,10 +77,10 @@ comment on column log.windows.records is 'how many of its records can be read';
 create view log.commits as
 select
     run, session, role, rank, world, "commit", time, attempt, leader, restored_step, epoch, epoch_step, global_step,
-    sub_index, window_first, window_last, key, value, value_int, tags, superseded
+    sub_index, window_first, window_last, key, value, value_int, tags, superseded, beside
 from _commits;
 
-comment on view log.commits is 'Commits of every process: one row without a key each, then the leader''s metrics';
+comment on view log.commits is 'Commits of every process: one row without a key each, then its metrics';
 comment on column log.commits."commit" is 'counted within the session';
 comment on column log.commits.leader is 'the committing process leads the attempt';
 comment on column log.commits.restored_step is 'the last_commit_step its logger was restored with';
@@ -92,6 +92,7 @@ comment on column log.commits.window_last is 'the last of them';
 comment on column log.commits.value is 'the metric';
 comment on column log.commits.value_int is 'the same, exactly, when it is an integer';
 comment on column log.commits.superseded is 'a later commit or attempt replaced the row';
+comment on column log.commits.beside is 'the leader, or else a lower rank, says this key of the step: no metric of the run';
 
 create view log.attempts as
 select

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,8 @@ def open_backend(name: str, /, **options: Any) -> Backend:
     wandb:       mode=online (WANDB_MODE), path, project, entity, name, id, id_suffix, group, job_type, notes,
                  tags, api_key, base_url, timeout
 
-    ConfigError for a name or option that does not exist, BackendMissingError for a missing package.
+    Numbers and booleans may be given as text, as a command line has them. ConfigError for a name or option
+    that does not exist, or a value of another type, BackendMissingError for a missing package.
     """
     check_available(name)
     create = _factory(name)
@@ -45,7 +48,8 @@ def open_backend(name: str, /, **options: Any) -> Backend:
         raise errors.ConfigError(
             f"expected options of {name} among {', '.join(allowed)}, got {', '.join(unknown)}"
         )
-    return create(**options)
+    typed = {option: _typed(f"{name}.{option}", value, allowed[option]) for option, value in options.items()}
+    return create(**typed)
 
 
 def configured(config: StatsLoggerConfig) -> list[Backend]:
@@ -80,9 +84,55 @@ def _factory(name: str) -> Callable[..., Backend]:
     return getattr(import_module(f".{name}", __name__), _FACTORIES[name])
 
 
-def _options(create: Callable[..., Backend]) -> list[str]:
-    """Return the names of the keyword arguments; `functools.wraps` shows those that are handed on."""
+def _options(create: Callable[..., Backend]) -> dict[str, str]:
+    """Return the keyword arguments and how they are annotated; `functools.wraps` shows those handed on."""
     own = inspect.signature(create, follow_wrapped=False).parameters.values()
-    names = [parameter.name for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    found = {each.name: str(each.annotation) for each in own if each.kind is not each.VAR_KEYWORD}
     wrapped = getattr(create, "__wrapped__", None)
-    return names if wrapped is None else [*names, *_options(wrapped)]
+    return found if wrapped is None else found | _options(wrapped)
+
+
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _typed(where: str, value: Any, annotation: str) -> Any:
+    """Return the value of an option as its annotation wants it."""
+    kinds = set(re.findall(r"\w+", annotation))
+    if value is None or "Collection" in kinds:
+        return value
+    text = value if isinstance(value, str) else None
+    if "bool" in kinds:
+        wanted, found = (
+            "true or false",
+            value if isinstance(value, bool) else _WORDS.get((text or "").lower()),
+        )
+    elif kinds & {"int", "float"}:
+        wanted, found = "a number", _number(value)
+    elif "Sequence" in kinds:
+        several = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+        wanted, found = "text, or a list of texts", value if several else text
+    elif "PathLike" in kinds:
+        wanted, found = "a path", value if isinstance(value, os.PathLike) else text or None
+    else:
+        wanted, found = "text", text
+    if found is None:
+        raise errors.ConfigError(f"expected {where} to be {wanted}, got {value!r}")
+    return found
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        return None if isinstance(value, bool) else value
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

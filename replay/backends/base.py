@@ -7,9 +7,10 @@
 
 Beside these a backend has `name` ("tensorboard") and `target` (where it sends: a directory, a project and
 run; the cursor's identity), and may declare `capabilities` and have `renamed`, the keys that have another
-name there; one that has alerts has `alert(title, text, level, step)`, with level info, warn or error; one
-that shows histograms has `histogram(step, name, histogram, time)`, called before `log` of the same step, and
-says so in its capabilities. Any object of this shape is a backend.
+name there, and `run_id`, what the tracker calls the run; one whose target is known only when it is open may
+have `called(run)`, which returns that id before. One that has alerts has `alert(title, text, level, step)`,
+with level info, warn or error; one that shows histograms has `histogram(step, name, histogram, time)`, called
+before `log` of the same step, and says so in its capabilities. Any object of this shape is a backend.
 
 What `log` raises decides what comes next: RefusedError (of which RewindError is one) gives up this row only,
 BackendGoneError gives up the target, anything else is tried again.
@@ -17,18 +18,21 @@ BackendGoneError gives up the target, anything else is tried again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from eventlog import errors
 
-from ..cursor import CursorFile, CursorInMemory
+from ..acknowledged import PLAIN
+from ..cursor import Cursor, CursorFile, CursorInMemory, Lineage
 from ..steps import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ..acknowledged import Telling
     from ..cursor import CursorStore
     from ..steps import Row
 
@@ -61,7 +65,8 @@ class RunInfo:
     """What a backend is told about the run when it opens.
 
     `path` is the run directory; `started` Unix seconds of its first attempt or commit; `fresh` asks for a
-    new run on the target even where there is one already.
+    new run on the target even where there is one already, and `lineage` remembers which that was (see
+    `named_there`).
     """
 
     id: str
@@ -73,6 +78,7 @@ class RunInfo:
     attempt: int | None = None
     started: float = 0.0
     fresh: bool = False
+    lineage: Lineage = field(default_factory=Lineage, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +105,19 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a rewrite did: steps written anew, steps that lay there already, keys renamed, steps refused."""
+    """What a rewrite did: steps written anew, that lay there already, that it would not take; keys renamed.
+
+    `kept` are steps that the log does not have and the target does: they stay. `refused_steps` and
+    `kept_steps` name them: "5, 7-9".
+    """
 
     sent: int
     skipped: int
     renamed: int = 0
     refused: int = 0
+    refused_steps: str = ""
+    kept: int = 0
+    kept_steps: str = ""
 
 
 class Backend(Protocol):
@@ -143,7 +156,7 @@ class Rewriter(Protocol):
     ) -> Written:
         """Make the target hold exactly `rows` (ascending steps, one row each); `rows` may be read twice.
 
-        What lies there already in the same form is left untouched.
+        What lies there already in the same form is left untouched, and so is a step that is `unknown`.
         """
         ...
 
@@ -170,6 +183,15 @@ def target_of(backend: Backend) -> str:
     return getattr(backend, "target", None) or f"{name_of(backend)}-{id(backend):x}"
 
 
+def as_ours(error: BaseException, backend: Backend) -> errors.ArealMetricsError:
+    """Return what a backend raised as an error of the distribution that says which backend it was."""
+    if isinstance(error, errors.ArealMetricsError):
+        return error
+    ours = errors.BackendError(f"{name_of(backend)} failed, got {error!r}: {target_of(backend)}")
+    ours.__cause__ = error
+    return ours
+
+
 def capabilities_of(backend: Backend) -> Capabilities:
     """Return what the backend declares; without a target of its own it does not last."""
     declared = getattr(backend, "capabilities", None)
@@ -187,6 +209,18 @@ def tell(backend: Backend, row: Row) -> None:
     backend.log(row.step, row.metrics, row.time)
 
 
+def arrived(backend: Backend, step: int) -> bool:
+    """Whether a call that raised got through all the same, as far as the target can say."""
+    can = capabilities_of(backend)
+    if not can.reads_back or can.order is Order.ANY:
+        return False
+    try:
+        last = backend.last_step()
+    except Exception:  # noqa: BLE001  (somebody else's code, and in trouble)
+        return False
+    return last is not None and last >= step
+
+
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return what a run's config says about one backend, in its `stats_logger` or at its root."""
     own = config.get("stats_logger") or config
@@ -200,12 +234,79 @@ def described(run: RunInfo) -> dict[str, Any]:
     return {**run.config, **version}
 
 
-def store_for(backend: Backend, folder: Path) -> CursorStore:
-    """Return where the cursor of an opened backend is kept: in a file of `folder` if the target lasts."""
+def with_lineage(run: RunInfo, backend: Backend, cursors: Path, *, keeps: bool = True) -> RunInfo:
+    """Return what a backend is told, which then knows and remembers with which of its runs to go on."""
+    lineage = Lineage(cursors, name_of(backend), beside=run.path / "cursors", keeps=keeps)
+    return replace(run, lineage=lineage)
+
+
+def named_there(run: RunInfo, place: str, first: str) -> str:
+    """Return the name of the run to open on a tracker: the first one's, or the newest's begun anew since.
+
+    A fresh run is called after the time. `begun` remembers it, once it is there.
+    """
+    if run.fresh:
+        return f"{first}-{datetime.now(UTC):%Y%m%d%H%M%S}"
+    return run.lineage.newest(f"{place}{first}") or first
+
+
+def begun(run: RunInfo, place: str, first: str, name: str) -> None:
+    """Take note that a run was opened as `name` at `place`: a fresh one is gone on with from now on."""
+    if run.fresh:
+        run.lineage.begin(f"{place}{first}", name)
+
+
+def store_for(backend: Backend, folder: Path, *, beside: Path | None = None) -> CursorStore:
+    """Return where the cursor of an opened backend is kept: in a file of `folder` if the target lasts.
+
+    Where there is none it is looked for in `beside`.
+    """
     name, target = name_of(backend), target_of(backend)
     if capabilities_of(backend).lasts:
-        return CursorFile(folder, name, target)
+        return CursorFile(folder, name, target, beside=beside)
     return CursorInMemory(backend, name, target)
+
+
+def standing(
+    backend: Backend, store: CursorStore, *, fresh: bool, telling: Telling = PLAIN
+) -> tuple[Cursor, int | None]:
+    """Return the cursor of an opened backend, and the highest step its target holds: its own answer wins.
+
+    What the cursor holds above that is untold; the session of its target begins.
+    """
+    cursor, last = new_cursor(backend, telling), None
+    if fresh:
+        return cursor, last
+    can = capabilities_of(backend)
+    found, last = store.load(required=not can.reads_back), _held_by(backend)
+    if last is None and not can.reads_back:
+        last = found.last_step
+    begun = bool(found.told.spans)
+    if last is not None:
+        cursor = found
+        if can.completes and cursor.last_step != last:
+            last -= 1  # told without an acknowledgement: what of it is missing is taken now
+        cursor.told.begin(telling)
+        cursor.cut(last)
+    cursor.begun = begun
+    return cursor, last
+
+
+def new_cursor(backend: Backend, telling: Telling = PLAIN) -> Cursor:
+    """Return the cursor of a target that holds nothing."""
+    cursor = Cursor(name_of(backend), target_of(backend))
+    cursor.told.begin(telling)
+    return cursor
+
+
+def _held_by(backend: Backend) -> int | None:
+    last: Any = backend.last_step()
+    if last is None or (isinstance(last, int) and not isinstance(last, bool)):
+        return last
+    raise errors.BackendError(
+        f"expected {name_of(backend)} to say its last step as an int or None, got {last!r}: "
+        f"{target_of(backend)}"
+    )
 
 
 class DisabledBackend:

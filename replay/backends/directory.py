@@ -6,7 +6,11 @@ owner, and for a replay what it holds.
 
 from __future__ import annotations
 
+import errno
+import os
 from itertools import chain, count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import eventlog
@@ -15,7 +19,9 @@ from eventlog import errors
 from .base import Selection
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from contextlib import ExitStack
+
+    from .base import RunInfo
 
     Writer = Literal["live", "replay"]
 
@@ -51,7 +57,18 @@ def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
     return marker
 
 
-def vacant(folder: Path) -> Path:
+def of_run(folder: Path, run: RunInfo) -> Path:
+    """Return where a run that began in `folder` goes on; a fresh one in the first vacant one beside it."""
+    place = str(folder.resolve())
+    if run.fresh:
+        chosen = _vacant(folder)
+        run.lineage.begin(place, chosen.name)
+        return chosen
+    name = run.lineage.newest(place)
+    return folder if name is None else folder.resolve().with_name(name)
+
+
+def _vacant(folder: Path) -> Path:
     """Return the first of FOLDER, FOLDER-2, FOLDER-3, … that is not there or empty."""
     whole = folder.resolve()  # "." has no name
     beside = (whole.with_name(f"{whole.name}-{number}") for number in count(2))
@@ -62,6 +79,26 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
+def usable(folder: Path, option: str, passing: ExitStack | None) -> Path:
+    """Return a folder that can be written to: the one asked for, else a new one that ends with `passing`.
+
+    Without that a BackendError, which says that another folder can be given as an option.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        problem = os.strerror(errno.EACCES)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if passing is None:
+        raise errors.BackendError(
+            f"expected a directory to write to (another can be given as {option}), got {problem}: {folder}"
+        )
+    made = TemporaryDirectory(prefix="areal-metrics-", ignore_cleanup_errors=True)
+    return Path(passing.enter_context(made))
+
+
 def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     """Create or replace the folder's marker; BackendError when the folder cannot be written."""
     try:
@@ -69,7 +106,8 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
         eventlog.write_json(folder / MARKER, marker)
     except OSError as error:
         raise errors.BackendError(
-            f"expected a directory to write to, got {error.strerror}: {folder}"
+            f"expected a directory to write to (another can be given as the backend's path), "
+            f"got {error.strerror}: {folder}"
         ) from error
 
 

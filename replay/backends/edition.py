@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..steps import named
 from . import directory
 from .base import Written
+from .keeping import is_unknown, with_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +38,10 @@ class Edition(Protocol):
         """Write the files into `building`, which will be called `final`."""
         ...
 
+    def held(self, folder: Path) -> Iterable[Row]:
+        """Yield the rows of a directory that `write` has made, under the tracker's names."""
+        ...
+
 
 class Contents:
     """What a replayed run says, and a digest of it that does not depend on the tracker's version.
@@ -57,31 +63,61 @@ class Contents:
     ) -> None:
         self.about = about
         self.config = config
-        self.refused = self.steps = 0
+        self.refused: set[int] = set()
+        self.steps = 0
         self._rows = rows
         self.names = names
         self._refuses = refuses
+        self._draws = draws
+        self._kept: dict[int, _Kept] = {}
         self.started = started or next((row.time for row in rows), 0.0)
-        digest = hashlib.blake2b(_json([dict(about), dict(config), self.started]), digest_size=16)
-        for row in rows:
-            if refuses(row):
-                self.refused += 1
-            else:
-                self.steps += 1
-                digest.update(_json([row.step, row.time, *names.row(row.metrics).items()]))
-                if row.histograms and draws:
-                    digest.update(_json(dict(row.histograms)))
-        self.digest = digest.hexdigest()
+        self.digest = self._digest()
+
+    def keep(self, held: Iterable[Row]) -> None:
+        """Take over what the log does not have any more of the rows that a target holds."""
+        self._kept = {row.step: _Kept(row) for row in held if is_unknown(self._rows, row.step, row.time)}
+        if self._kept:
+            self.digest = self._digest()
 
     def rows(self) -> Iterator[tuple[Row, dict[str, float]]]:
         """Yield each row with its metrics under the tracker's names."""
-        for row in self._rows:
-            if not self._refuses(row):
+        for row in with_kept(self._rows, self._kept):
+            if isinstance(row, _Kept):
+                yield row.row, dict(row.row.metrics)
+            elif not self._refuses(row):
                 yield row, self.names.row(row.metrics)
+            else:
+                self.refused.add(row.step)
 
-    def written(self, sent: int, skipped: int) -> Written:
-        """Return the account of a rewrite."""
-        return Written(sent, skipped, len(self.names.renamed), self.refused)
+    def written(self, *, new: bool) -> Written:
+        """Return the account of a rewrite, or of one that was not needed."""
+        told = self.steps - len(self._kept)
+        refused, kept = self.refused, self._kept
+        return Written(
+            told if new else 0,
+            0 if new else told,
+            len(self.names.renamed),
+            len(refused),
+            named(refused),
+            len(kept),
+            named(kept),
+        )
+
+    def _digest(self) -> str:
+        digest = hashlib.blake2b(_json([dict(self.about), dict(self.config), self.started]), digest_size=16)
+        self.steps = 0
+        for row, metrics in self.rows():
+            self.steps += 1
+            digest.update(_json([row.step, row.time, *metrics.items()]))
+            if row.histograms and self._draws:
+                digest.update(_json(dict(row.histograms)))
+        return digest.hexdigest()
+
+
+class _Kept(NamedTuple):
+    """A row that is as it lies at the target."""
+
+    row: Row
 
 
 def publish(
@@ -100,23 +136,25 @@ def publish(
     """
     marker = directory.claim(folder, run.id, "replay")
     contents = edition.contents
-    if not contents.steps:
-        return contents.written(0, 0)
     held = str(marker.get("directory") or "")
     complete = bool(held) and (folder / held).is_dir()
+    if complete and not run.fresh and marker.get("digest") != contents.digest:
+        contents.keep(edition.held(folder / held))
+    if not contents.steps:
+        return contents.written(new=False)
     if complete and not run.fresh:
         directory.check_selection(marker, selection, folder)
         if marker.get("digest") == contents.digest:
             if not dry_run:
                 remove(folder.glob(".areal-*"))  # of a replay that was killed while tidying up
-            return contents.written(0, contents.steps)
+            return contents.written(new=False)
     if not dry_run:
         another = complete and (run.fresh or taken(folder / held))
         marker["generation"] = marker.get("generation", 0) + another
         marker["digest"] = contents.digest
         marker = directory.with_selection(marker, selection)
         _put(edition, folder, marker, replaces="" if another else held)
-    return contents.written(contents.steps, 0)
+    return contents.written(new=True)
 
 
 def _put(edition: Edition, folder: Path, marker: dict[str, Any], *, replaces: str) -> None:
@@ -127,7 +165,11 @@ def _put(edition: Edition, folder: Path, marker: dict[str, Any], *, replaces: st
     remove(folder.glob(".areal-*"))
     building = folder / ".areal-building"
     building.mkdir()
-    edition.write(building, folder / name, generation)
+    try:
+        edition.write(building, folder / name, generation)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
     for number, entry in enumerate(sorted({name, replaces or name})):
         if (folder / entry).is_dir():
             (folder / entry).rename(folder / f".areal-old-{number}")

@@ -6,6 +6,7 @@ that no chunk fits into is zero. A reader stops at the first chunk that is cut o
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from typing import TYPE_CHECKING, Final
@@ -80,6 +81,24 @@ class RecordReader:
                     parts = []
             if parts and self.damage is None:
                 self.damage = f"ends within a record: {self._path}"
+
+    def last(self) -> list[bytes]:
+        """Return the whole records of the last blocks."""
+        found: list[bytes] = []
+        parts: list[bytes] | None = None  # None: within a record that began before
+        with self._path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            block = max(0, (size - 1) // _BLOCK - 1) * _BLOCK
+            stream.seek(block or len(self._header))
+            while chunk := self._chunk(stream):
+                kind, data = chunk
+                if kind in (_FULL, _FIRST):
+                    parts = []
+                if parts is not None:
+                    parts.append(data)
+                    if kind in (_FULL, _LAST):
+                        found.append(b"".join(parts))
+        return found
 
     def _chunk(self, stream: BinaryIO) -> tuple[int, bytes] | None:
         at = stream.tell()

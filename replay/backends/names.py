@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Names:
         self._limit = limit
         self._known: dict[str, str] = {}
         self._shortened: dict[str, str] = {}
+        self._layout = lru_cache(maxsize=16)(lambda names: tuple(map(self.to, names)))
 
     def to(self, name: str) -> str:
         """Return what the tracker calls a metric."""
@@ -66,7 +68,9 @@ class Names:
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return a row under the tracker's names."""
-        return {self.to(key): value for key, value in metrics.items()}
+        keys = tuple(metrics)
+        names = self._layout(keys)
+        return dict(metrics) if names == keys else dict(zip(names, metrics.values(), strict=True))
 
     def _mapped(self, name: str) -> str:
         spelled = self._special.sub(_spelled, name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time as clock
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,7 @@ from eventlog import errors
 
 from ..config import SWANLAB_MODES
 from ..steps import Order
-from .base import Capabilities, DisabledBackend, described, section
+from .base import Capabilities, DisabledBackend, begun, described, named_there, section
 from .edition import Contents, publish
 from .names import Names
 from .swanlab_core import SwanlabSession
@@ -102,6 +101,7 @@ class _Named:
         self._given = dict(given)
         self._names = names()
         self._told: int | None = None
+        self.run_id: str | None = None
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -161,8 +161,8 @@ class SwanlabBackend(_Named):
         """Start a new run's file."""
         parent = self._path = self._path or run.path / "live" / "swanlab"
         about, now = self._about(run), clock.time()
-        if run.fresh:
-            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        place, first = f"{parent.absolute()} ", about["id"]
+        about["id"] = self.run_id = named_there(run, place, first)
         while (folder := parent / run_directory(now, about["id"])).exists():
             now += 1.0
         try:
@@ -175,6 +175,7 @@ class SwanlabBackend(_Named):
         self._file = SwanlabFile(self._stream, flush=True)
         self._file.start(about, now, config_path(folder))
         self._stream.flush()
+        begun(run, place, first, about["id"])
         self._told = None
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
@@ -232,8 +233,11 @@ class SwanlabCloudBackend(_Named):
     @property
     def target(self) -> str:
         """The server, and the experiment there."""
-        host = self._host or os.environ.get("SWANLAB_API_HOST", "swanlab")
-        return f"{host} {self._address or self._given['id'] or 'RUN'}"
+        return f"{self._server} {self._address or self._given['id'] or 'RUN'}"
+
+    @property
+    def _server(self) -> str:
+        return self._host or os.environ.get("SWANLAB_API_HOST", "swanlab")
 
     def open(self, run: RunInfo) -> None:
         """Start or resume the experiment; nothing is asked.
@@ -241,9 +245,8 @@ class SwanlabCloudBackend(_Named):
         ConfigError without an API key, BackendGoneError when the server refuses it, BackendError when it does
         not answer in time.
         """
-        about = self._about(run)
-        if run.fresh:
-            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        about, place, first = self._placed(run)
+        self.run_id = about["id"]
         self._address = f"{about['project']}/{about['id']}"
         self._session = SwanlabSession.start(
             about,
@@ -254,6 +257,7 @@ class SwanlabCloudBackend(_Named):
             timeout=self._timeout,
             target=self.target,
         )
+        begun(run, place, first, about["id"])
         self._told = None
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
@@ -269,8 +273,20 @@ class SwanlabCloudBackend(_Named):
             return self._told
         return self._session.last_step
 
+    def called(self, run: RunInfo) -> str:
+        """Return the id of the experiment that `open` would open."""
+        return self._placed(run)[0]["id"]
+
+    def _placed(self, run: RunInfo) -> tuple[dict[str, Any], str, str]:
+        """Return what names the run, and of the first run in its stead the place and the id."""
+        about = self._about(run)
+        place, first = f"{self._server} {about.get('workspace', '')}/{about['project']}/", about["id"]
+        return about | {"id": named_there(run, place, first)}, place, first
+
     def close(self) -> None:
         """Upload what is left, end the experiment; BackendError when the server did not take it in time."""
         session, self._session = self._session, None
         if session is not None:
+            told, self._told = self._told, session.last_step  # that is what is sure if it fails
             session.finish(self._timeout)
+            self._told = told

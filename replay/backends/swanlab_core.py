@@ -198,8 +198,10 @@ class _Client:
             except requests.RequestException as error:
                 raise errors.BackendError(f"expected swanlab to answer, got {error}: {target}") from error
             if not answer.ok:
-                kind = errors.BackendGoneError if answer.status_code in (401, 403) else errors.BackendError
-                raise kind(f"expected swanlab to take the API key, got {answer.status_code}: {target}")
+                stays = answer.status_code in (401, 403)
+                kind = errors.BackendGoneError if stays else errors.BackendError
+                what = "take the API key" if stays else "answer the login"
+                raise kind(f"expected swanlab to {what}, got {answer.status_code}: {target}")
             client.new(key, host)
             self._place = host
 

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .framing import SWANLAB, RecordWriter
+from ..steps import Row
+from .framing import SWANLAB, RecordReader, RecordWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import BinaryIO
 
@@ -89,6 +90,18 @@ class SwanlabEdition:
             file.finish(time)
             stream.flush()
             os.fsync(stream.fileno())
+
+    def held(self, folder: Path) -> Iterator[Row]:
+        """Yield the rows of such a directory, under SwanLab's names."""
+        rows: dict[int, tuple[float, dict[str, float]]] = {}
+        for path in folder.glob("*.swanlab"):
+            for record in map(module("record.v1.record").Record.FromString, RecordReader(path, SWANLAB)):
+                if record.HasField("scalar"):
+                    told = record.scalar
+                    seconds = told.timestamp.ToMicroseconds() / 1e6
+                    _, metrics = rows.setdefault(told.step, (seconds, {}))
+                    metrics[told.key] = told.value.number
+        yield from (Row(step, metrics, time) for step, (time, metrics) in rows.items())
 
     def _run_id(self, generation: int) -> str:
         return self.contents.about["id"] + (f"-{generation + 1}" if generation else "")

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
-from ..steps import Histogram, Order, Row
+from ..steps import Histogram, Order, Row, named
 from . import directory
 from .base import Capabilities, Written
-from .tensorboard_file import framed, proto, records, scalars
+from .keeping import is_unknown, with_kept
+from .tensorboard_file import framed, place_of, proto, records, scalars, step_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -75,8 +76,6 @@ class TensorBoardBackend:
         taken, which TensorBoard shows as a run of its own: a session start would hide the other's points.
         """
         folder = self._folder(run, live=True)
-        if run.fresh:
-            folder = self._given = self._path = directory.vacant(folder)
         if _is_others(folder, run):
             folder = self._path = folder / f"{run.experiment}_{run.trial}_{run.id[:8]}".replace("/", "_")
             _log.warning(
@@ -102,7 +101,8 @@ class TensorBoardBackend:
             )
         start = [_session_start(step, time)] if self._resumes else []
         try:
-            self._file.append(*start, _values(step, metrics, time, self._drawn, double=self._double))
+            drawn = _histograms(self._drawn)
+            self._file.append(*start, step_event(step, time, metrics, drawn, double=self._double))
         except (OSError, errors.BackendError):
             self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
             raise
@@ -128,9 +128,10 @@ class TensorBoardBackend:
     ) -> Written:
         """Make the directory hold exactly `rows`; segments that lie there in this form stay untouched.
 
+        Events of the replay that are none of the log's any more stay.
         A fresh run takes the first of PATH, PATH-2, PATH-3, … that holds nothing.
         """
-        folder = self._path = directory.vacant(self._folder(run)) if run.fresh else self._folder(run)
+        folder = self._folder(run)
         marker = directory.claim(folder, run.id, "replay")
         directory.check_selection(marker, selection, folder)
         if foreign := [file.name for file in _event_files(folder) if not _SEGMENT.fullmatch(file.name)]:
@@ -142,22 +143,25 @@ class TensorBoardBackend:
             directory.write_marker(folder, wanted)
         sent = skipped = 0
         names: set[str] = set()
-        for number, (header, events) in enumerate(_segments(run, rows, double=self._double)):
+        kept = _kept(folder, rows)
+        old_ones = {event for _, event in kept.values()}
+        for number, (header, events) in enumerate(_segments(run, rows, kept, double=self._double)):
             path = folder / f"events.out.tfevents.{number:010d}.areal"
             names.add(path.name)
             old = path.read_bytes() if path.exists() else b""
             known = set(records(old))
-            present = sum(event in known for event in events)
-            sent, skipped = sent + len(events) - present, skipped + present
+            told = [event in known for event in events if event not in old_ones]
+            sent, skipped = sent + told.count(False), skipped + told.count(True)
             data = b"".join(map(framed, [*header, *events]))
             if data != old and not dry_run:
                 _replace(path, data)
         if not dry_run:
             _remove_leftovers(folder, names)
-        return Written(sent, skipped)
+        return Written(sent, skipped, kept=len(kept), kept_steps=named(kept))
 
     def _folder(self, run: RunInfo, *, live: bool = False) -> Path:
-        self._path = self._given or run.path / ("live/tensorboard" if live else "tensorboard")
+        first = self._given or run.path / ("live/tensorboard" if live else "tensorboard")
+        self._path = directory.of_run(first, run)
         return self._path
 
 
@@ -176,6 +180,17 @@ def _is_others(folder: Path, run: RunInfo) -> bool:
     if marker is None:
         return bool(_event_files(folder))
     return marker.get("run") != run.id or marker.get("writer") != "live"
+
+
+def _kept(folder: Path, rows: Iterable[Row]) -> dict[int, tuple[float, bytes]]:
+    """Return the steps that a replay told and the log does not have any more, with time and event."""
+    kept: dict[int, tuple[float, bytes]] = {}
+    for file in _event_files(folder)[1:]:  # the first describes the run
+        for event in records(file.read_bytes()):
+            place = place_of(event)
+            if place is not None and is_unknown(rows, *place):
+                kept[place[0]] = place[1], event
+    return kept
 
 
 def _steps(file: Path) -> Iterator[int]:
@@ -235,11 +250,15 @@ def _replace(path: Path, data: bytes) -> None:
     """Put a file in place as a whole."""
     # Readers take any file with "tfevents" in its name, a temporary one too.
     temporary = path.with_name(f".areal-{path.name.rsplit('.', 2)[1]}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _remove_leftovers(folder: Path, names: set[str]) -> None:
@@ -254,15 +273,20 @@ def _remove_leftovers(folder: Path, names: set[str]) -> None:
 
 
 def _segments(
-    run: RunInfo, rows: Iterable[Row], *, double: bool
+    run: RunInfo, rows: Iterable[Row], kept: Mapping[int, tuple[float, bytes]], *, double: bool
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Yield per segment the records it begins with and one record per step; number 0 describes the run."""
     yield [_file_version(run.started), *_about(run)], []
     events: list[bytes] = []
     begun = 0.0
-    for row in rows:
-        begun = begun if events else row.time
-        events.append(_values(row.step, row.metrics, row.time, row.histograms, double=double))
+    for row in with_kept(rows, kept):
+        if isinstance(row, Row):
+            drawn = _histograms(row.histograms)
+            time, event = row.time, step_event(row.step, row.time, row.metrics, drawn, double=double)
+        else:
+            time, event = row
+        begun = begun if events else time
+        events.append(event)
         if len(events) == STEPS_PER_SEGMENT:
             yield [_file_version(begun)], events
             events = []
@@ -280,16 +304,12 @@ def _session_start(step: int, time: float) -> bytes:
     return pb.Event(wall_time=time, step=step, session_log=start).SerializeToString()
 
 
-def _values(
-    step: int,
-    metrics: Mapping[str, float],
-    time: float,
-    drawn: Mapping[str, Histogram],
-    *,
-    double: bool,
-) -> bytes:
-    histograms = [_histogram(name, histogram) for name, histogram in drawn.items()]
-    return _event(step, time, _scalars(metrics, double=double) + histograms)
+def _histograms(drawn: Mapping[str, Histogram]) -> bytes:
+    """Return values for the end of an event."""
+    if not drawn:
+        return b""
+    values = [_histogram(name, histogram) for name, histogram in drawn.items()]
+    return proto("summary").Summary(value=values).SerializeToString()
 
 
 def _histogram(name: str, histogram: Histogram) -> Any:
@@ -308,32 +328,18 @@ def _histogram(name: str, histogram: Histogram) -> Any:
     return proto("summary").Summary.Value(tag=name, histo=drawn)
 
 
-def _scalars(metrics: Mapping[str, float], *, double: bool) -> list[Any]:
-    value = proto("summary").Summary.Value
-    if not double:
-        return [value(tag=key, simple_value=number) for key, number in metrics.items()]
-    summary, tensor = proto("summary"), proto("tensor").TensorProto
-    plugin = summary.SummaryMetadata(
-        plugin_data=summary.SummaryMetadata.PluginData(plugin_name="scalars"),
-        data_class=summary.DATA_CLASS_SCALAR,
-    )
-    return [
-        value(tag=key, metadata=plugin, tensor=tensor(dtype="DT_DOUBLE", double_val=[number]))
-        for key, number in metrics.items()
-    ]
-
-
-def _event(step: int, time: float, values: list[Any]) -> bytes:
-    summary = proto("summary").Summary(value=values)
-    event = proto("event").Event(wall_time=time, step=step, summary=summary)
-    return event.SerializeToString(deterministic=True)
-
-
 def _about(run: RunInfo) -> list[bytes]:
     """Return events that show the config and the version info as text and as hyperparameters."""
     texts = {"config": run.config, "version_info": run.version_info}
     values = [_text(tag, content) for tag, content in texts.items() if content]
-    return [_event(run.attempt or 0, run.started, [value]) for value in [*values, *_hyperparameters(run)]]
+    pb = proto("event")
+    events = [
+        pb.Event(
+            wall_time=run.started, step=run.attempt or 0, summary=proto("summary").Summary(value=[value])
+        )
+        for value in [*values, *_hyperparameters(run)]
+    ]
+    return [one.SerializeToString(deterministic=True) for one in events]
 
 
 def _text(tag: str, content: Mapping[str, Any]) -> Any:

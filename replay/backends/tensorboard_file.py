@@ -1,19 +1,87 @@
-"""Event files: records framed by their length, its CRC, and the data's CRC; and the scalars in them."""
+"""Event files: records framed by their length, its CRC, and the data's CRC; and the scalars in them.
+
+A step's event is the same bytes every time but for its numbers, as long as the names stay the same: these are
+encoded once, the numbers put in their places.
+"""
 
 from __future__ import annotations
 
 import struct
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import google_crc32c
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 _HEAD: Final = 12  # the length and its CRC
 _STRING: Final = 7  # TensorFlow's DT_STRING
+_SUMMARY: Final = b"\x2a"  # what an event's field `summary` begins with, before its length
+
+
+class _Layout(NamedTuple):
+    """The scalars of some names as they stand in an event, and where in there the numbers belong."""
+
+    summary: NDArray[np.uint8]
+    places: NDArray[np.intp]  # a row per number, a column per byte of it
+
+
+def step_event(
+    step: int, time: float, metrics: Mapping[str, float], more: bytes = b"", *, double: bool
+) -> bytes:
+    """Return a step's event: its metrics as scalars, of float32 or `double`; `more`: further values."""
+    layout = (_doubles if double else _floats)(tuple(metrics))
+    summary = layout.summary.copy()
+    numbers = np.array(list(metrics.values()), "<f8")
+    if not double:
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            numbers = numbers.astype("<f4")
+    summary[layout.places] = numbers.view(np.uint8).reshape(layout.places.shape)
+    head = proto("event").Event(wall_time=time, step=step).SerializeToString()
+    return head + _SUMMARY + _varint(len(summary) + len(more)) + summary.tobytes() + more
+
+
+@lru_cache(maxsize=16)
+def _floats(names: tuple[str, ...]) -> _Layout:
+    value = proto("summary").Summary.Value
+    return _layout([value(tag=name, simple_value=0.0) for name in names], 4, 0)
+
+
+@lru_cache(maxsize=16)
+def _doubles(names: tuple[str, ...]) -> _Layout:
+    summary, tensor = proto("summary"), proto("tensor").TensorProto
+    plugin = summary.SummaryMetadata(
+        plugin_data=summary.SummaryMetadata.PluginData(plugin_name="scalars"),
+        data_class=summary.DATA_CLASS_SCALAR,
+    )
+    zero = tensor(dtype="DT_DOUBLE", double_val=[0.0])
+    values = [summary.Summary.Value(tag=name, metadata=plugin, tensor=zero) for name in names]
+    # Fields stand in the order of their numbers: the tensor, which its number ends, before the metadata.
+    return _layout(values, 8, len(summary.Summary.Value(metadata=plugin).SerializeToString()))
+
+
+def _layout(values: list[Any], width: int, behind: int) -> _Layout:
+    """Return the layout of values that hold a number of `width` bytes, `behind` bytes from their end."""
+    parts = [proto("summary").Summary(value=[value]).SerializeToString() for value in values]
+    ends = np.cumsum([len(part) for part in parts], dtype=np.intp) - behind
+    places = ends[:, None] + np.arange(-width, 0)
+    return _Layout(np.frombuffer(b"".join(parts), np.uint8), places)
+
+
+def _varint(number: int) -> bytes:
+    """Return a length as protobuf writes it."""
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
 
 
 def framed(data: bytes) -> bytes:
@@ -37,6 +105,7 @@ def records(data: bytes) -> Iterator[bytes]:
         at = end
 
 
+@cache
 def proto(name: str) -> Any:
     """Return one of TensorBoard's protocol modules."""
     return import_module(f"tensorboard.compat.proto.{name}_pb2")
@@ -73,6 +142,20 @@ class EventFile:
                 else:
                     self.damage.append(f"a wrong checksum at byte {at}: {self.path}")
                 at += _HEAD + length + 4
+
+
+def place_of(event: bytes) -> tuple[int, float] | None:
+    """Return the step and the time of an event that begins as `step_event` makes it; None for another."""
+    time, at = (struct.unpack_from("<d", event, 1)[0], 9) if event[:1] == b"\x09" else (0.0, 0)
+    step = 0
+    if event[at : at + 1] == b"\x10":
+        for shift in range(0, 70, 7):
+            at += 1
+            step |= (event[at] & 127) << shift
+            if event[at] < 128:
+                break
+        at += 1
+    return (step, time) if event[at : at + 1] == _SUMMARY else None
 
 
 def scalars(event: Any) -> Iterator[tuple[str, float | None]]:

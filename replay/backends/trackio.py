@@ -1,8 +1,8 @@
 """Trackio: one SQLite file per project, or a server that keeps such a file.
 
-Local rows are written through Trackio's own storage, with ids made of their content: a row that lies there is
-never written again, live logging and replay share one run, and replay ends with exactly what the run
-committed.
+Local rows are written through Trackio's own storage, those of a replay to its table, with ids made of their
+content: a row that lies there is never written again, live logging and replay share one run, and replay ends
+with exactly what the run committed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sqlite3
 import threading
 from contextlib import closing, contextmanager
+from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from eventlog import errors
 
 from ..config import TRACKIO_MODES
-from ..steps import Order
+from ..steps import Order, named
 from . import directory
 from .base import Capabilities, DisabledBackend, Written
-from .trackio_run import TrackioRun, as_text, config_of
+from .keeping import is_unknown
+from .trackio_run import TrackioRun, as_text, config_of, content_of
 from .trackio_server import TrackioServerBackend
 
 if TYPE_CHECKING:
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from ..steps import Histogram, Row
     from .base import Backend, RunInfo, Selection
 
-Logged = tuple[int, dict[str, Any], float, str]  # step, row, time, id
+Logged = tuple[int, bytes, float, str]  # step, content, time, id
 
 _BATCH: Final = 1000  # rows a transaction
+_INSERT: Final = """
+INSERT OR IGNORE INTO metrics (timestamp, run_id, run_name, step, metrics, log_id) VALUES (?, ?, ?, ?, ?, ?)
+"""
 _swapping = threading.RLock()
 
 
@@ -118,9 +123,10 @@ class TrackioBackend(TrackioRun):
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         row = self._row(metrics, self._drawn)
-        row_id = self.row_id(step, row, time)
+        content = content_of(row)
+        row_id = self.row_id(step, content, time)
         with _told(self.target):
-            self._put([(step, row, time, row_id)], self._config)
+            self._put([(step, content, time, row_id)], self._config)
             with self._database() as database:
                 _forget(database, self.run_id, step, row.keys(), row_id)
         self._config = None
@@ -150,30 +156,38 @@ class TrackioBackend(TrackioRun):
     ) -> Written:
         """Make the run hold exactly `rows`: what lies there already stays, what is no longer told goes.
 
+        Steps of which the log does not have all rows any more stay as they lie there.
         A fresh run takes the first id of ID-2, ID-3, … that holds nothing.
         """
         self._settle(run)
         marker = self._marker()
         directory.check_selection(marker, selection, self._file())
         held, wanted = self._held(), set[str]()
+        kept = {
+            step
+            for step, time in held.values()
+            if step is not None and is_unknown(rows, step, _seconds(time))
+        }
         sent = skipped = 0
         batch: list[Logged] = []
         for row in rows:
-            named = self._row(row.metrics, row.histograms)
-            row_id = self.row_id(row.step, named, row.time)
+            if row.step in kept:
+                continue
+            content = content_of(self._row(row.metrics, row.histograms))
+            row_id = self.row_id(row.step, content, row.time)
             wanted.add(row_id)
             if row_id in held:
                 skipped += 1
                 continue
             sent += 1
-            batch.append((row.step, named, row.time, row_id))
+            batch.append((row.step, content, row.time, row_id))
             if len(batch) == _BATCH:
                 self._flush(batch, run, dry_run=dry_run)
         self._flush(batch, run, dry_run=dry_run)
         if not dry_run:
-            self._tidy(held - wanted)
+            self._tidy({row_id for row_id, (step, _) in held.items() if step not in kept} - wanted)
             self._mark(marker, directory.with_selection(marker, selection))
-        return Written(sent, skipped, len(self.names.renamed))
+        return Written(sent, skipped, len(self.names.renamed), kept=len(kept), kept_steps=named(kept))
 
     def _row(self, metrics: Mapping[str, float], drawn: Mapping[str, Histogram]) -> dict[str, Any]:
         """Return a row as Trackio keeps it."""
@@ -211,18 +225,39 @@ class TrackioBackend(TrackioRun):
                 module.TRACKIO_DIR = own
 
     def _put(self, rows: list[Logged], config: dict[str, Any] | None) -> None:
-        steps, metrics, times, ids = (list(column) for column in zip(*rows, strict=True))
+        """Add rows: the first by Trackio's own storage, which makes what they need, the rest beside it."""
+        self._put_slowly(rows[:1], config)
+        if len(rows) > 1 and not self._insert(rows[1:]):
+            self._put_slowly(rows, config)
+
+    def _put_slowly(self, rows: list[Logged], config: dict[str, Any] | None) -> None:
         with self._storage() as storage:
             storage.bulk_log(
                 self.project,
                 self.run,
-                metrics,
-                steps=steps,
-                timestamps=[as_text(time) for time in times],
-                log_ids=ids,
+                [json.loads(content) for _, content, _, _ in rows],
+                steps=[step for step, _, _, _ in rows],
+                timestamps=[as_text(time) for _, _, time, _ in rows],
+                log_ids=[row_id for _, _, _, row_id in rows],
                 run_id=self.run_id,
                 config=config,
             )
+
+    def _insert(self, rows: list[Logged]) -> bool:
+        """Add rows as `bulk_log` does, which spends most of its time looking for what no row of ours has.
+
+        False unless the table took every one: what lies there already is passed over, but so is what a later
+        Trackio's table would not have like this.
+        """
+        columns = [
+            (as_text(time), self.run_id, self.run, step, content, row_id)
+            for step, content, time, row_id in rows
+        ]
+        try:
+            with self._database() as database:
+                return database.executemany(_INSERT, columns).rowcount == len(rows)
+        except sqlite3.OperationalError:
+            return False
 
     def _file(self) -> Path:
         with self._storage() as storage:
@@ -236,34 +271,42 @@ class TrackioBackend(TrackioRun):
     def _exists(self) -> bool:
         return self._file().exists()
 
-    def _held(self) -> set[str]:
-        """Return the ids of the run's rows."""
+    def _held(self) -> dict[str, tuple[int | None, str]]:
+        """Return step and time of the run's rows, by their ids."""
         if not self._exists():
-            return set()
+            return {}
         with _told(self.target), self._database() as database:
-            question = "SELECT log_id FROM metrics WHERE run_id = ?"
-            return {row_id for (row_id,) in database.execute(question, (self.run_id,))}
+            columns = database.execute("PRAGMA table_info(metrics)").fetchall()
+            if not any(name == "log_id" for _, name, *_ in columns):  # who made the file was killed over it
+                return {}
+            question = "SELECT log_id, step, timestamp FROM metrics WHERE run_id = ?"
+            rows = database.execute(question, (self.run_id,))
+            return {row_id: (step, time) for row_id, step, time in rows}
 
     def _settle(self, run: RunInfo) -> None:
         """Find the project and the run there; a fresh one has an id that holds nothing."""
         self.place(run)
         with self._storage() as storage:
             storage.validate_project_name(self.project)
-        base, numbers = (self.run_id, self.run), count(2)
-        while run.fresh and self._held():
-            number = next(numbers)
-            self.run_id, self.run = (f"{text}-{number}" for text in base)
+        first = self.target
+        if run.fresh:
+            numbers = count(2)
+            while self._held():
+                self.number(run, next(numbers))
+            run.lineage.begin(first, self.run_id)
+        else:
+            self.resume(run, run.lineage.newest(first))
 
     def _marker(self) -> dict[str, Any]:
         """Return what a replay said that the run holds."""
         if not self._exists():
             return {}
-        with self._storage() as storage:
+        with self._storage() as storage, _told(self.target):
             return json.loads(storage.get_project_metadata(self.project, self._key()) or "{}")
 
     def _mark(self, before: dict[str, Any], now: dict[str, Any]) -> None:
         if before != now and self._exists():
-            with self._storage() as storage:
+            with self._storage() as storage, _told(self.target):
                 storage.set_project_metadata(self.project, self._key(), json.dumps(now))
 
     def _key(self) -> str:
@@ -283,6 +326,14 @@ def _forget(database: sqlite3.Connection, run_id: str, step: int, keys: Iterable
             database.execute(
                 "UPDATE metrics SET metrics = ? WHERE id = ?", (json.dumps(left).encode(), number)
             )
+
+
+def _seconds(text: str) -> float:
+    """Return a row's time; 0.0, which is none of the log's, where somebody wrote another form."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return 0.0
 
 
 @contextmanager

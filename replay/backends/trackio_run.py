@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,7 @@ class TrackioRun:
     def __init__(self, *, project: str | None, name: str | None) -> None:
         self.names = names()
         self.given = {"project": project, "name": name}
-        self.project = self.run = self.run_id = ""
+        self.project = self.run = self.run_id = self._called = ""
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -49,11 +49,44 @@ class TrackioRun:
         self.project = chosen["project"] or run.experiment
         self.run = chosen["name"] or run.trial
         self.run_id = run.id
+        self._called = self.run
 
-    def row_id(self, step: int, row: Mapping[str, Any], time: float) -> str:
+    def number(self, run: RunInfo, number: int) -> None:
+        """Be the run of a number: id and name with the number behind them."""
+        self.resume(run, f"{run.id}-{number}")
+
+    def resume(self, run: RunInfo, run_id: str | None) -> None:
+        """Be the run of an id that `number` has given; without one the first."""
+        if run_id is not None:
+            self.run_id, self.run = run_id, self._called + run_id.removeprefix(run.id)
+
+    def row_id(self, step: int, content: bytes, time: float) -> str:
         """Return the id that a row of this content always has."""
-        content = json.dumps([step, time, *row.items()]).encode()
-        return f"{self.run_id}:{step}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        digest = hashlib.blake2b(f"{step} {float(time)!r} ".encode() + content, digest_size=8)
+        return f"{self.run_id}:{step}:{digest.hexdigest()}"
+
+
+def content_of(row: Mapping[str, Any]) -> bytes:
+    """Return a row as Trackio keeps it; the same for every order of its keys."""
+    from orjson import OPT_SERIALIZE_NUMPY, OPT_SORT_KEYS, dumps
+
+    return dumps(row if _is_plain(row) else worded(row), option=OPT_SORT_KEYS | OPT_SERIALIZE_NUMPY)
+
+
+def worded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row in which words stand for what JSON has no number for."""
+    from trackio.utils import serialize_values
+
+    words: Any = serialize_values(row)
+    return words
+
+
+def _is_plain(row: Mapping[str, Any]) -> bool:
+    """Whether a row is known to be nothing but finite numbers, at a glance."""
+    try:
+        return math.isfinite(sum(row.values()))
+    except TypeError:  # a histogram
+        return False
 
 
 def config_of(run: RunInfo) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from eventlog import errors
 
 from ..steps import Order
 from .base import Capabilities
-from .trackio_run import TrackioRun, config_of
+from .trackio_run import TrackioRun, config_of, content_of, worded
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -62,12 +62,20 @@ class TrackioServerBackend(TrackioRun):
             self._client = RemoteClient(
                 self._server, hf_token=self._token(), httpx_kwargs={"timeout": _SECONDS}
             )
-        numbers = count(2)
-        while run.fresh and self.last_step() is not None:
-            number = next(numbers)
-            self.run_id, self.run = f"{run.id}-{number}", f"{run.trial}-{number}"
+        first, numbers = self.target, count(2)
+        if run.fresh:
+            while self.last_step() is not None:
+                self.number(run, next(numbers))
+            run.lineage.begin(first, self.run_id)
+        else:
+            self.resume(run, run.lineage.newest(first))
         self._config = config_of(run)
         self._waiting, self._sent = {}, 0.0
+
+    def called(self, run: RunInfo) -> str:
+        """Return the id of the run that `open` would open; of a fresh one that of the first."""
+        self.place(run)
+        return run.lineage.newest(self.target) or self.run_id
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Send the row; those that come fast go together, and are sent at the latest by `close`."""
@@ -76,13 +84,13 @@ class TrackioServerBackend(TrackioRun):
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         row = self.names.row(metrics)
-        row_id = self.row_id(step, row, time)
+        row_id = self.row_id(step, content_of(row), time)
         self._waiting[row_id] = {  # a row that is told again after a failure waits once
             "project": self.project,
             "run": self.run,
             "run_id": self.run_id,
             "step": step,
-            "metrics": _finite(row | {WALL_TIME: time}),
+            "metrics": worded(row | {WALL_TIME: time}),
             "log_id": row_id,
             "config": self._config,
         }
@@ -103,6 +111,9 @@ class TrackioServerBackend(TrackioRun):
         if self._client is not None:
             try:
                 self._send()
+            except BaseException:  # what was told before these is there
+                self._told = min(entry["step"] for entry in self._waiting.values()) - 1
+                raise
             finally:
                 self._client = None
 
@@ -133,11 +144,3 @@ class TrackioServerBackend(TrackioRun):
             said = "" if status is None else f" {response.text[:200]}"
             problem = " ".join(f"{error}{said}".split())
             raise kind(f"expected trackio to take rows, got {problem}: {self.target}") from error
-
-
-def _finite(row: Mapping[str, float]) -> dict[str, Any]:
-    """Return a row as the server stores it: what JSON has no number for becomes a word."""
-    from trackio.utils import serialize_values
-
-    words: Any = serialize_values(row)
-    return words

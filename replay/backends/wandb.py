@@ -9,12 +9,11 @@ wandb numbers the rows itself, so the true step goes along as the metric `global
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import threading
 import time
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -23,10 +22,11 @@ from eventlog import errors
 
 from ..config import WANDB_MODES
 from ..steps import Order
-from .base import Capabilities, DisabledBackend, described, section
+from . import directory, wandb_file
+from .base import Capabilities, DisabledBackend, begun, described, named_there
 from .edition import Contents, publish
-from .names import Names
-from .wandb_file import WandbEdition
+from .wandb_file import WandbEdition, WandbFile, row_bytes
+from .wandb_names import check_names, named_as, names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from .base import Backend, RunInfo, Selection, Written
 
 _FLUSH_SECONDS: Final = 0.5  # wandb's own default loses up to 15 s to a SIGKILL
-_LARGEST_ROW: Final = 10_000_000  # bytes; wandb leaves larger ones out with no more than a warning
 _READ_BACK_SECONDS: Final = 10.0
-_FORBIDDEN: Final = re.compile(r"[:;,#?/\s]")
 _QUIET: Final = {
     "silent": True,
     "console": "off",
@@ -48,12 +46,6 @@ _QUIET: Final = {
     "x_save_requirements": False,
     "x_transaction_log_flush_interval": _FLUSH_SECONDS,
 }
-
-
-def names(*reserved: str) -> Names:
-    """Return wandb's names: a leading underscore is its own, a dot nests, "length" breaks its pages."""
-    kept = {"length", *reserved}
-    return Names("wandb", forbidden=r"\.", reserved=lambda name: name.startswith("_") or name in kept)
 
 
 class WandbBackend:
@@ -91,6 +83,7 @@ class WandbBackend:
             raise errors.BackendMissingError(
                 "expected the package wandb, got none: pip install 'areal-metrics[wandb]'"
             )
+        check_names(project, id)
         for variable, value in (("WANDB_BASE_URL", base_url), ("WANDB_API_KEY", api_key)):
             if value:
                 os.environ[variable] = value  # for wandb's own tools too
@@ -112,9 +105,11 @@ class WandbBackend:
         self._names = names()
         self._run: Any = None
         self._drawn: dict[str, Any] = {}
+        self._passing = ExitStack()
         self._told: int | None = None
         self._held: int | None = None
         self._address = ""
+        self.run_id: str | None = None
 
     @property
     def target(self) -> str:
@@ -142,9 +137,7 @@ class WandbBackend:
         ConfigError without an API key; BackendError when the server does not answer in time.
         """
         wandb = _import()
-        about = self._about(run, time.time())
-        if run.fresh:
-            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        about, place, first = self._placed(run)
         if not self._key and not wandb.login(host=self._server, prompt=False, verify=False):
             raise errors.ConfigError(
                 f"expected WANDB_API_KEY or `wandb login` for wandb mode {self.mode}, got neither"
@@ -153,6 +146,8 @@ class WandbBackend:
             self._begin(run, about)
         except (wandb.Error, TimeoutError) as error:
             raise _as_ours(error, f"{self.target} {about['id']}") from error
+        begun(run, place, first, about["id"])
+        self.run_id = about["id"]
         self._address = f"{self._run.entity}/{self._run.project}/{self._run.id}"
         self._held = self._run.starting_step - 1 if self._run.starting_step else None
         self._told = None
@@ -171,9 +166,10 @@ class WandbBackend:
                 f"expected an open backend, got a call at step {step} before open or after close"
             )
         row = self._names.row(metrics)
-        if (size := row_bytes(row)) > _LARGEST_ROW:
+        if (size := row_bytes(row)) > wandb_file.LARGEST_ROW:
             raise errors.RefusedError(
-                f"expected a row of at most {_LARGEST_ROW} bytes, got {size} at step {step}: {self.target}"
+                f"expected a row of at most {wandb_file.LARGEST_ROW} bytes, got {size} at step {step}: "
+                f"{self.target}"
             )
         self._log({**row, **self._drawn, "_timestamp": time}, step)
         self._drawn = {}
@@ -201,30 +197,48 @@ class WandbBackend:
                 if not self._arrived():  # a run that is gone says so here
                     raise
             self._confirm()
-        except (wandb.Error, TimeoutError) as error:
-            raise _as_ours(error, self.target) from error
+        except Exception as error:
+            self._told = None  # what is known to have arrived is the last step from now on
+            if isinstance(error, (wandb.Error, TimeoutError)):
+                raise _as_ours(error, self.target) from error
+            raise
+
+    def called(self, run: RunInfo) -> str:
+        """Return the id of the run that `open` would open."""
+        return self._placed(run)[0]["id"]
 
     # -- the SDK's run -----------------------------------------------------------------------------
 
+    def _placed(self, run: RunInfo) -> tuple[dict[str, Any], str, str]:
+        """Return what names the run, and of the first run in its stead the place and the id."""
+        about = named_as(run, self._given, time.time())
+        place, first = f"{self._server or 'wandb'} {about.get('entity', '')}/{about['project']}/", about["id"]
+        return about | {"id": named_there(run, place, first)}, place, first
+
     def _begin(self, run: RunInfo, about: Mapping[str, Any]) -> None:
         wandb = _import()
-        folder = self._path or run.path / "live"
-        folder.mkdir(parents=True, exist_ok=True)
+        service = self._path is None and self.mode != "offline"  # whose own files may lie anywhere
+        passing = self._passing if service else None
+        folder = directory.usable(self._path or run.path / "live", "wandb.path", passing)
         settings = {**_QUIET, "init_timeout": self._timeout}
         if self.mode != "offline":
             settings |= {"finish_timeout": self._timeout, "finish_timeout_raises": True}
             # Explicitly, since wandb remembers for a process whichever server and key it saw first.
             where = {"base_url": self._server, "api_key": self._key}
             settings |= {name: value for name, value in where.items() if value}
-        self._run = wandb.init(
-            mode=self.mode,
-            dir=str(folder),
-            config=described(run),
-            resume="allow",
-            reinit="create_new",
-            settings=wandb.Settings(**settings),
-            **about,
-        )
+        try:
+            self._run = wandb.init(
+                mode=self.mode,
+                dir=str(folder),
+                config=described(run),
+                resume="allow",
+                reinit="create_new",
+                settings=wandb.Settings(**settings),
+                **about,
+            )
+        except Exception as error:  # whatever is wrong, be it said by pydantic
+            self._passing.close()
+            raise _as_ours(error, f"{self.target} {about['id']}") from error
         with self._lock:
             self._running.add(id(self))
 
@@ -242,6 +256,7 @@ class WandbBackend:
                 self._running.discard(id(self))
                 if not self._running and wandb.run is None:
                     wandb.teardown()
+            self._passing.close()
 
     def _confirm(self) -> None:
         """BackendError unless the server has the last step: a run that was deleted swallows rows silently."""
@@ -258,21 +273,9 @@ class WandbBackend:
             return True
         where = {} if self._server is None else {"base_url": self._server}
         api = _import().Api(where, timeout=max(1, round(_READ_BACK_SECONDS)), api_key=self._key)
-        return api.run(self._address).lastHistoryStep >= self._told
-
-    def _about(self, run: RunInfo, started: float) -> dict[str, Any]:
-        """Return what names the run to wandb: as given, else as the run's own config says, else its names."""
-        pair = f"{run.experiment}_{run.trial}"
-        about = {"project": run.experiment, "name": run.trial, "group": pair, "id_suffix": "train"}
-        own = section(run.config, "wandb")
-        for source in ({key: own.get(key) for key in self._given}, self._given):
-            about |= {key: value for key, value in source.items() if value}
-        suffix = about.pop("id_suffix")
-        if suffix == "timestamp":
-            suffix = f"{datetime.fromtimestamp(started, UTC):%Y_%m_%d_%H_%M_%S}"
-        elif suffix == "unique":
-            suffix = run.id[:8]
-        return {"id": _FORBIDDEN.sub("-", f"{pair}_{suffix}")} | about
+        last = api.run(self._address).lastHistoryStep
+        self._held = last if self._held is None else max(self._held, last)
+        return last >= self._told
 
 
 class WandbSharedBackend(WandbBackend):
@@ -313,11 +316,13 @@ class WandbOfflineBackend(WandbBackend):
     def open(self, run: RunInfo) -> None:
         """Start an offline run beside any other run of this process; nothing is asked, nothing is sent."""
         self._path = self._path or run.path / "live"
-        about = self._about(run, time.time())
-        if run.fresh:
-            about["id"] += f"-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        about = named_as(run, self._given, time.time())
+        place, first = f"{self._path.absolute()} ", about["id"]
+        about["id"] = self.run_id = named_there(run, place, first)
         self._begin(run, about)
-        self._told = None
+        begun(run, place, first, about["id"])
+        self._told = self._held = None
+        self._file = Path(self._run.dir).parent / f"run-{about['id']}.wandb"
 
     def rewrite(
         self, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool = False
@@ -328,7 +333,7 @@ class WandbOfflineBackend(WandbBackend):
         upload under the same id would append everything again.
         """
         folder = self._path = self._path or run.path / "wandb"
-        about = self._about(run, run.started)
+        about = named_as(run, self._given, run.started)
         contents = Contents(
             about, described(run), run.started, rows, self._names, self._is_too_large, draws=True
         )
@@ -336,10 +341,21 @@ class WandbOfflineBackend(WandbBackend):
         return publish(edition, folder, run, selection, dry_run=dry_run, taken=_was_synced)
 
     def _is_too_large(self, row: Row) -> bool:
-        return row_bytes(row.metrics) > _LARGEST_ROW
+        return row_bytes(row.metrics) > wandb_file.LARGEST_ROW
+
+    def _confirm(self) -> None:
+        """BackendError unless the file has what was told: of a full disk wandb's process says nothing."""
+        file = WandbFile(self._file)
+        if self._told is None or file.ended():
+            return
+        self._held = max((step for step, _, _ in file.rows()), default=None)
+        if self._held is None or self._held < self._told:
+            raise errors.BackendError(
+                f"expected step {self._told} in the file, got {self._held} as its last: {self._file}"
+            )
 
     def _arrived(self) -> bool:
-        return True  # the file is complete after teardown
+        return False  # only the file can tell, once it is complete
 
 
 _BACKENDS: Final = {
@@ -359,12 +375,6 @@ def create(*, mode: str | None = None, **options: Any) -> Backend:
     if mode not in _BACKENDS:
         raise errors.ConfigError(f"expected a wandb mode of {', '.join(WANDB_MODES)}, got {mode!r}")
     return _BACKENDS[mode](**options)
-
-
-def row_bytes(row: Mapping[str, float]) -> int:
-    """Return about how many bytes a row has as JSON; exactly where it is so large that it matters."""
-    most = sum(len(key) * 4 + 32 for key in row)
-    return most if most < _LARGEST_ROW else len(json.dumps(dict(row), ensure_ascii=False).encode())
 
 
 def _import() -> Any:

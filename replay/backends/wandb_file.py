@@ -12,15 +12,17 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from ..steps import Row
 from .framing import WANDB, RecordReader, RecordWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ..steps import Histogram
     from .edition import Contents
 
+LARGEST_ROW: Final = 10_000_000  # bytes; wandb leaves larger ones out with no more than a warning
 _OWN: Final = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 
 
@@ -47,6 +49,12 @@ class WandbEdition:
                 file.put(record.SerializeToString())
             stream.flush()
             os.fsync(stream.fileno())
+
+    def held(self, folder: Path) -> Iterator[Row]:
+        """Yield the rows of such a directory, under wandb's names; a histogram as wandb keeps it."""
+        for path in folder.glob("*.wandb"):
+            for step, time, values in WandbFile(path).rows():
+                yield Row(step, values, time or 0.0)
 
     def _records(self, pb: Any, run_id: str) -> Iterator[Any]:
         from wandb import __version__
@@ -78,10 +86,10 @@ class WandbEdition:
     def _history(self, pb: Any, last: dict[str, str]) -> Iterator[Any]:
         """Yield a record per row; `last` gets the newest value of every key."""
         for row, metrics in self.contents.rows():
-            items = {key: _number(value) for key, value in metrics.items()} | {
-                "_timestamp": _number(row.time),
-                "_step": _number(row.step),
-                "_runtime": _number(max(0.0, row.time - self.contents.started)),
+            items = {key: _json(value) for key, value in metrics.items()} | {
+                "_timestamp": _json(row.time),
+                "_step": _json(row.step),
+                "_runtime": _json(max(0.0, row.time - self.contents.started)),
             }
             items |= {self.contents.names.to(name): _drawn(h) for name, h in row.histograms.items()}
             last |= items
@@ -115,6 +123,11 @@ class WandbFile:
         """Return when the run began, in Unix seconds; 0.0 where the file does not say."""
         return next((run.run.start_time.ToMicroseconds() / 1e6 for run in self._records("run")), 0.0)
 
+    def ended(self) -> bool:
+        """Whether the file holds the end of its run, and so all that came before."""
+        parse = _proto().Record.FromString
+        return any(record.WhichOneof("record_type") == "exit" for record in map(parse, self._reader.last()))
+
     def rows(self) -> Iterator[tuple[int, float | None, dict[str, Any]]]:
         """Yield (step, Unix seconds or None, values) in the order of the file; nested keys joined by dots."""
         for record in self._records("history"):
@@ -129,6 +142,12 @@ class WandbFile:
                 yield record
 
 
+def row_bytes(row: Mapping[str, float]) -> int:
+    """Return about how many bytes a row has as JSON; exactly where it is so large that it matters."""
+    most = sum(len(key) * 4 + 32 for key in row)
+    return most if most < LARGEST_ROW else len(json.dumps(dict(row), ensure_ascii=False).encode())
+
+
 def _value(item: Any) -> tuple[str, Any]:
     return item.key or ".".join(item.nested_key), json.loads(item.value_json)
 
@@ -138,10 +157,10 @@ def _drawn(histogram: Histogram) -> str:
     return json.dumps({"_type": "histogram", "values": histogram.counts, "bins": histogram.edges})
 
 
-def _number(value: float) -> str:
-    """Return a number as JSON; for all but infinities and NaN that is its repr, at a fifth of the cost."""
+def _json(value: Any) -> str:
+    """Return a value as JSON; for a finite number that is its repr, at a fifth of the cost."""
     text = float.__repr__(value) if isinstance(value, float) else str(value)
-    return json.dumps(value) if text[-1] in "fn" else text
+    return text if text[-1].isdigit() else json.dumps(value)
 
 
 def _proto() -> Any:

@@ -105,3 +105,12 @@ def test_the_app_can_be_embedded(root: Path) -> None:
     result = CliRunner().invoke(app, ["ls", str(root), "--json"])
     assert 0 == result.exit_code
     assert '"state": "finished"' in result.stdout
+
+
+@pytest.mark.parametrize("module", ["cli", "cli.app"])
+def test_the_modules_are_the_command(module: str) -> None:
+    """`python -m cli` does what the console script does."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "replay", "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert (2, True) == (done.returncode, "expected --to BACKEND or -c FILE" in done.stderr)

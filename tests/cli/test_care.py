@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eventlog.schema import ENTRY_SIZE
 from tests.cli.conftest import Ask
 from tests.storage import flip, only
 
@@ -110,3 +111,39 @@ def test_long_work_shows_a_bar_on_a_terminal(run: Path) -> None:
     assert (0, b"files\n") == (child.returncode, out[:6])
     assert b"verify" in shown
     assert b"100%" in shown
+
+
+def test_a_commit_that_is_missing(ask: Ask, run: Path) -> None:
+    """Both `verify` and `info` name it, with the attempt and the steps around it, and exit with 3."""
+    index = only(run / "commits" / "actor-1", "*.idx")
+    content = index.read_bytes()
+    index.write_bytes(content[: 5 * ENTRY_SIZE] + content[6 * ENTRY_SIZE :])
+    found = ask("verify", run)
+    assert (3, "lost: commit 3 of attempt 0, after step 2 and before step 4, of actor-1\n") == (
+        found.code,
+        found.err,
+    )
+    for answer in (ask("verify", run, "--json"), ask("info", run, "--json")):
+        (loss,) = answer.json["losses"]
+        assert (3, "missing", "commits", 3, None) == (
+            answer.code,
+            loss["cause"],
+            loss["stream"],
+            loss["window"],
+            loss["step"],
+        )
+        assert "commit 3 of attempt 0, after step 2 and before step 4" == loss["detail"]
+
+
+def test_verify_and_recover_know_the_tables(ask: Ask, run: Path, tmp_path: Path) -> None:
+    """Values that lie in tables alone are in the copy's own files again; a damaged table is told."""
+    assert 0 == ask("compact", run, "--drop-sources").code
+    assert 0 == ask("verify", run).code
+    before = ask("percentiles", run, "ppo_actor/loss", "--json").json
+    assert 0 == ask("recover", run, tmp_path / "saved").code
+    assert not (tmp_path / "saved" / "tables").exists()
+    assert before == ask("percentiles", tmp_path / "saved", "ppo_actor/loss", "--json").json
+    flip(only(run, "*.payload.parquet"), 50)
+    answer = ask("verify", run)
+    assert (3, True) == (answer.code, "is not used: expected checksum" in answer.err)
+    assert 3 == ask("recover", run, tmp_path / "again").code

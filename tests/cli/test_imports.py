@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from replay.backends.tensorboard_file import framed, proto
 from tests.cli.conftest import STEPS, Ask
 from tests.replay.readers import wandb_files
+from tests.replay.test_imports import events
 
 
 def test_a_history_comes_in_and_can_be_asked(ask: Ask, root: Path, tmp_path: Path) -> None:
@@ -44,3 +46,17 @@ def test_nothing_to_import_is_an_error(ask: Ask, tmp_path: Path) -> None:
     assert (1, "") == (answer.code, answer.out)
     assert answer.err.strip().endswith(f"got neither: {tmp_path}")
     assert 2 == ask("import", tmp_path, tmp_path / "run", "--from", "mlflow").code
+
+
+def test_what_is_left_out_is_called_by_its_name(ask: Ask, tmp_path: Path) -> None:
+    """Keys of what is no number are shown as they are, and so are directories that are not read."""
+    events(tmp_path / "tb" / "a.tfevents", [(0, 1.0, {"loss": 1.0})])
+    events(tmp_path / "tb" / "more" / "a.tfevents", [(0, 1.0, {"loss": 1.0})])
+    told = proto("summary").Summary(value=[proto("summary").Summary.Value(tag="a_b", histo={})])
+    event = proto("event").Event(wall_time=1.0, step=0, summary=told)
+    (tmp_path / "tb" / "b.tfevents").write_bytes(framed(event.SerializeToString()))
+    answer = ask("import", tmp_path / "tb", tmp_path / "run")
+    assert 3 == answer.code, answer.err
+    assert "a_b" in answer.out.split()
+    assert "left out, being no numbers: a_b" in answer.err
+    assert f"not read, being runs of their own: {tmp_path / 'tb' / 'more'}" in answer.err

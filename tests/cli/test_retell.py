@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import replay
+from eventlog import write_json
 from eventlog.errors import RewindError
 from replay import MemoryBackend
 from tests.cli.conftest import STEPS, Ask, write_run
 from tests.replay.readers import tensorboard_scalars
-from tests.replay.servers import SwanlabServer, WandbServer
+from tests.replay.servers import SwanlabServer, Trouble, WandbServer
 from tests.storage import flip
 
 
@@ -67,7 +68,7 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replay, "open_backend", lambda _: Refusing(), raising=False)
     answer = ask("replay", root / "sub" / "b", "--to", "tensorboard", "--json")
     assert (3, [(STEPS - 3, 3)]) == (answer.code, [(row["sent"], row["refused"]) for row in answer.json])
-    assert "refused or withheld" in answer.err
+    assert "some steps were refused: these targets will never take them" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -76,26 +77,44 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
         ([], 2, "expected --to BACKEND or -c FILE, got neither"),
         (
             ["--to", "nope"],
-            1,
-            "expected a backend among memory, swanlab, tensorboard, trackio, wandb, got 'nope'",
+            2,
+            "expected --to swanlab, tensorboard, trackio, wandb, got 'nope'",
         ),
-        (["--to", "swanlab", "-o", "swanlab.mode=x"], 1, "expected a swanlab mode of cloud, online, local"),
+        (["--to", "swanlab", "-o", "swanlab.mode=x"], 2, "expected a swanlab mode of cloud, online, local"),
         (["--to", "wandb", "-o", "path=x"], 2, "expected -o BACKEND.OPTION=VALUE, got 'path=x'"),
         (["--to", "wandb", "-o", "wandb.path"], 2, "expected -o BACKEND.OPTION=VALUE, got 'wandb.path'"),
         (["--to", "wandb", "-o", "tensorboard.path=x"], 2, "expected -o of a backend named by --to"),
         (
             ["--to", "tensorboard", "-o", "tensorboard.nope=x"],
-            1,
+            2,
             "expected options of tensorboard among path",
         ),
         (["--to", "tensorboard", "--since", "1.5"], 2, "Invalid value for '--since'"),
-        (["--to", "tensorboard", "--since", "-1"], 1, "-1"),
+        (["--to", "tensorboard", "--since", "-1"], 2, "Invalid value for '--since'"),
         (["--to", "tensorboard", "--since", "5", "--until", "1"], 2, "expected --since at or below --until"),
-        (["--to", "memory"], 2, "expected --to swanlab, tensorboard, trackio or wandb, got memory"),
+        (["--to", "memory"], 2, "expected --to swanlab, tensorboard, trackio, wandb, got 'memory'"),
+        (["--to", "wandb", "-o", "wandb.timeout=abc"], 2, "expected wandb.timeout to be a number, got 'abc'"),
+        (["--to", "wandb", "-o", "wandb.mode=foo"], 2, "expected a wandb mode of online, offline, disabled"),
+        (["--to", "tensorboard", "--stat", "foo"], 2, "got 'foo'"),
+        (["--to", "tensorboard", "--stat", "p101"], 2, "expected percentiles from 0 to 1"),
+        (["--to", "tensorboard", "--rename", "^x(=y"], 2, "expected --rename PATTERN=NAME, got '^x(=y'"),
+        (
+            ["--to", "tensorboard", "-o", "tensorboard.path="],
+            2,
+            "expected tensorboard.path to be a path, got ''",
+        ),
+        (
+            ["--to", "tensorboard", "--to", "tensorboard:x"],
+            2,
+            "expected different targets, got tensorboard and tensorboard:x with the same options",
+        ),
+        (["-c", "x", "-o", "wandb.mode=offline"], 2, "is changed by -o stats_logger.wandb.mode=offline"),
+        (["-c", "x", "-o", "stats_logger.wandb.mode"], 2, "expected -o stats_logger.…=VALUE, got"),
+        (["-c", "x"], 2, "expected a YAML file with the key stats_logger"),
     ],
 )
 def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: int, message: str) -> None:
-    """What cannot be done is refused before anything is written: exit code 2 for usage, else 1."""
+    """What cannot be meant is refused before anything is written, with exit code 2."""
     answer = ask("replay", root / "a", *words)
     assert (code, "") == (answer.code, answer.out)
     assert message in answer.err
@@ -103,10 +122,10 @@ def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: in
 
 
 def test_options_may_be_lists_and_booleans() -> None:
-    """An option given twice is a list, `true` and `false` are booleans, a value may hold an equals sign."""
+    """An option given twice is a list, a value may hold an equals sign; what it is the backend decides."""
     from cli.retell import _options
 
-    assert {"wandb": {"tags": ["a", "b"], "notes": "x=y", "strict": True}, "tensorboard": {}} == _options(
+    assert {"wandb": {"tags": ["a", "b"], "notes": "x=y", "strict": "true"}, "tensorboard": {}} == _options(
         ["wandb", "tensorboard"],
         ["wandb.tags=a", "wandb.tags=b", "wandb.notes=x=y", "wandb.strict=true"],
     )
@@ -171,7 +190,7 @@ def test_several_runs_are_told(ask: Ask, root: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     answer = ask("replay", root / "a", tmp_path / "none", root / "sub" / "b", *words)
     assert 1 == answer.code
-    assert "none; the other runs are told" in answer.err
+    assert "areal-metrics: none: " in answer.err
     assert [("a", STEPS), ("b", STEPS)] == [(row["run"], row["sent"]) for row in answer.json]
     assert {"a", "b"} == {path.name for path in (tmp_path / "tb").iterdir()}
 
@@ -226,12 +245,49 @@ def test_a_finished_run_can_be_followed(ask: Ask, root: Path, tmp_path: Path) ->
     ), answer.err
     assert "Ctrl-C ends it" in answer.err
     for more, message in (
-        (["--stat", "p99"], "expected --follow without --stat"),
-        (["--attempts", "all"], "expected --follow without --stat, --attempts"),
+        (["--attempts", "all"], "expected --follow without --attempts, --source and --dry-run"),
+        (["--dry-run"], "expected --follow without --attempts, --source and --dry-run"),
         ([root / "sub" / "b"], "expected one run with --follow, got 2"),
     ):
         answer = ask(*words, *more)
         assert (2, True) == (answer.code, message in answer.err), answer.err
+
+
+def test_statistics_can_be_followed(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """--follow with --stat tells each step with the statistics of its values."""
+    place = tmp_path / "tb"
+    answer = ask(
+        "replay", root / "a", "--follow", "--wait", 0, "--keys", "ppo_actor/*", "--stat", "max", "--json",
+        "--to", "tensorboard", "-o", f"tensorboard.path={place}", "--cursors", tmp_path / "cursors",
+    )  # fmt: skip
+    assert (0, STEPS, 0) == (answer.code, answer.json[0]["sent"], answer.json[0]["partial"]), answer.err
+    assert {"ppo_actor/loss", "ppo_actor/loss/max"} == set(tensorboard_scalars(place))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--follow", "--wait", "0"]])
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_service_that_does_not_take_a_run_exits_1(
+    ask: Ask,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[object],
+    *,
+    deleted: bool,
+) -> None:
+    """Whether the run is gone or the server is down: exit code 1, in time, and the other target is told."""
+    with SwanlabServer() as server:
+        server.trouble.append(Trouble("/house/metrics", 404 if deleted else 500))
+        monkeypatch.setenv("SWANLAB_API_HOST", server.url)
+        monkeypatch.setenv("SWANLAB_API_KEY", "key")
+        answer = ask(
+            "replay", root / "a", *more, "--to", "swanlab", "-o", "swanlab.timeout=2", "--to", "tensorboard",
+            "-o", f"tensorboard.path={tmp_path / 'tb'}", "--cursors", tmp_path / "cursors",
+        )  # fmt: skip
+    assert 1 == answer.code
+    assert "expected swanlab to" in answer.err
+    assert STEPS == len(tensorboard_scalars(tmp_path / "tb")["lr"])
 
 
 def test_a_config_says_who_is_told(ask: Ask, root: Path, tmp_path: Path) -> None:
@@ -250,6 +306,69 @@ def test_a_config_says_who_is_told(ask: Ask, root: Path, tmp_path: Path) -> None
         (row["backend"], row["sent"], row["skipped"]) for row in answer.json
     ]
     answer = ask(*words, "-o", "stats_logger.swanlab.nope=1")
-    assert (1, True) == (answer.code, "expected stats_logger.swanlab with" in answer.err)
+    assert (2, True) == (answer.code, "expected stats_logger.swanlab with" in answer.err)
+    off = ["-o", "stats_logger.swanlab.mode=disabled", "-o", "stats_logger.tensorboard.path=null"]
+    answer = ask(*words, *off)
+    assert (2, True) == (answer.code, "switches a backend on, got none" in answer.err)
     answer = ask("replay", root / "a", "--to", "tensorboard", "-o", "stats_logger.wandb.mode=offline")
     assert (2, True) == (answer.code, "expected -c FILE for -o stats_logger.wandb.mode" in answer.err)
+
+
+def test_a_target_that_fails_hides_no_other(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Of a config's targets, of which some are another writer's, the rest is told, and in the summary."""
+    config = tmp_path / "stats_logger.yaml"
+    config.write_text(
+        "stats_logger:\n  experiment_name: exp\n  trial_name: t\n  fileroot: /nowhere\n"
+        f"  tensorboard:\n    path: {tmp_path / 'tb'}\n  swanlab:\n    mode: offline\n"
+        f"    logdir: {tmp_path / 'swanlab'}\n"
+    )
+    runs = [root / "a", root / "sub" / "b"]
+    words = ["-c", config, "--cursors", tmp_path / "cursors", "--json"]
+    answer = ask("replay", *runs, *words)
+    assert 0 == answer.code, answer.err
+    assert {"a", "b"} == {path.name for path in (tmp_path / "tb").iterdir()}
+    for taken in ((tmp_path / "tb" / "a"), (tmp_path / "swanlab" / "b")):
+        marker = taken / "areal-metrics.json"
+        marker.unlink()
+        write_json(marker, {"run": "another", "writer": "live"})
+    answer = ask("replay", *runs, *words)
+    assert 1 == answer.code
+    assert [("a", "swanlab", STEPS), ("b", "tensorboard", STEPS)] == [
+        (row["run"], row["backend"], row["skipped"]) for row in answer.json
+    ]
+    assert 2 == answer.err.count("got one of run another; give it another path")
+    assert "areal-metrics: a: expected a directory of run" in answer.err
+    answer = ask("replay", root / "a", *words, "-o", f"stats_logger.tensorboard.path={tmp_path / 'tb' / 'a'}")
+    assert (1, ["swanlab"]) == (answer.code, [row["backend"] for row in answer.json])
+
+
+def test_a_word_for_no_switches_nothing_on(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """`tensorboard.double=no` writes float32, as without the option."""
+    words = ["replay", root / "a", "--to", "tensorboard", "--cursors", tmp_path / "cursors"]
+    for folder, more in (("plain", []), ("no", ["-o", "tensorboard.double=no"])):
+        assert 0 == ask(*words, "-o", f"tensorboard.path={tmp_path / folder}", *more).code
+    (plain, no) = (sorted((tmp_path / folder).glob("*tfevents*")) for folder in ("plain", "no"))
+    assert [file.read_bytes() for file in plain] == [file.read_bytes() for file in no]
+
+
+def test_what_there_is_nothing_of_has_no_column(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """The table for people has the counts that are not zero; for programs all of them."""
+    words = ["replay", root / "a", "--to", "tensorboard", "-o", f"tensorboard.path={tmp_path / 'tb'}"]
+    words += ["--cursors", tmp_path / "cursors"]
+    answer = ask(*words)
+    assert ["backend", "target", "sent", "skipped", "superseded"] == answer.out.splitlines()[0].split()
+    assert {"withheld", "folded", "damaged", "kept", "dry_run"} < set(ask(*words, "--json").json[0])
+
+
+def test_what_the_log_lost_is_said(ask: Ask, tmp_path: Path) -> None:
+    """A step that a target has and the log lost stays there, is named, and makes the exit code 3."""
+    run = write_run(tmp_path / "run", [range(3)], gain=1.0)
+    words = ["replay", run, "--to", "tensorboard", "--json"]
+    assert 0 == ask(*words).code
+    segment = next((run / "commits" / "actor-0").glob("*.arrows"))
+    flip(segment, segment.stat().st_size - 20)
+    answer = ask(*words)
+    assert (3, 1, "2") == (answer.code, answer.json[0]["kept"], answer.json[0]["kept_steps"])
+    assert "tensorboard: kept: steps 2" in answer.err
+    assert "some steps lie at a target and not in the log" in answer.err
+    assert [0, 1, 2] == [step for step, _, _ in tensorboard_scalars(run / "tensorboard")["lr"]]

@@ -135,6 +135,25 @@ def test_frames_of_one_writer_are_joined(rows):
     assert rows == len(batch["key"].dictionary)
 
 
+@pytest.mark.parametrize("rows", [3, 50])
+@pytest.mark.parametrize("other", ["key", "denominator", "window", "sum"])
+def test_one_frame_that_says_something_else_is_heard(rows, other):
+    """What is the same in all frames but one, in the midst of them, is not taken for the same in all."""
+    batches = [batch_of(rows)] * 20
+    kind = RECORDS.field(other).type
+    said = [None, *(["k1"] * (rows - 1))] if pa.types.is_large_string(kind) else [7] * rows
+    if other == "key":
+        said[0] = "k0"
+    place = RECORDS.get_field_index(other)
+    batches[7] = batches[7].set_column(place, RECORDS.field(other), pa.array(said, kind))
+    frames = [serialize(batch, Stream.RECORDS).to_pybytes() for batch in batches]
+    for columns in (None, [other], ["record_id", other]):
+        found = joined(RECORDS, frames, [rows] * 20, columns)
+        assert any(batch is not None for *_, batch in found)
+        for first, stop, batch in found:
+            assert batch is None or wanted(RECORDS, batches[first:stop], columns).equals(plain(batch))
+
+
 def test_two_kinds_of_frames_are_told_apart():
     """Where frames of another writer begin, another batch does."""
     few, many = ([batch_of(n, 100 * i) for i in range(10)] for n in (2, 60))

@@ -79,6 +79,21 @@ def test_windows_and_commits_are_read_back(tmp_path):
     assert [0.5] == values["values64"]
 
 
+def test_an_export_row_has_the_attempt_its_window_had(tmp_path):
+    """Who knows no leader takes the highest claim when the window was drained, for all that is said of it."""
+    log = eventlog.start(tmp_path, role="rollout")
+    RunDir.open(tmp_path).claim_attempt({})
+    frame = record()
+    log.write(frame)
+    RunDir.open(tmp_path).claim_attempt({})
+    log.write_export(
+        export_id="g:0", members=None, window=frame.window, window_first=frame.window, step=None,
+        reset=True, outcome="ok",
+    )  # fmt: skip
+    eventlog.stop()
+    assert [0, 0] == [row["attempt"] for row in records_of(tmp_path)]
+
+
 def test_each_commit_covers_what_was_drained_since_the_last(tmp_path):
     """Commit ranges follow one another without gap or overlap; an empty one is null."""
     log = eventlog.start(tmp_path)

@@ -187,6 +187,26 @@ def test_blocks_leave_damage_out(tmp_path):
     assert {3, 6} == reader.sessions()[0].incomplete
 
 
+def test_two_sorts_of_frames_come_in_one_pass(tmp_path):
+    """Each sort has the frames, columns and problems that it has alone, whatever is damaged between them."""
+    path = write_run(tmp_path, 30).path
+    rewrite(only(path, RECORDS_DATA), lambda b: b.__setitem__(entry(path, 8).offset + 50, 0xAA))
+    both, alone = RunReader(path), RunReader(path)
+    asked = [
+        (["sum", "key"], lambda _, those: those["window"] % 3 == 0),
+        (None, lambda _, those: those["window"] % 3 == 1),
+    ]
+    found = [[], []]
+    for sort, block in both.sorts(Stream.RECORDS, asked):
+        found[sort] += block.batch.to_pylist()
+    expected = [[r for b in alone.blocks(Stream.RECORDS, *one) for r in b.batch.to_pylist()] for one in asked]
+    assert all(expected)
+    assert expected == found
+    assert alone.problems == both.problems
+    assert [8] == [problem.frame for problem in both.problems]
+    assert {7} == both.sessions()[0].incomplete
+
+
 def test_what_was_passed_over_is_still_checked(tmp_path):
     """After some frames were read the states still rest on all of them."""
     path = write_run(tmp_path, 10).path

@@ -67,7 +67,8 @@ def test_names_of_secrets_are_known(name: str) -> None:
     ["n_tokens", "max_new_tokens", "tokenizer_path", "pad_token_id", "eos_token", "pad_token", "key", "keys",
      "monkey", "primary_key", "passes", "secretary", "author", "token_budget", "api_key_file_count",
      "token_level_loss", "keyboard", "pass_at_k", "pass_1", "pass@1", "bypass", "forward_pass", "stop_tokens",
-     "special_tokens", "signature", "eos_token_2", "num_tokens", "max_tokens", "sort_key", "oauth_flow", "authors"],
+     "special_tokens", "signature", "eos_token_2", "num_tokens", "max_tokens", "sort_key", "oauth_flow",
+     "authors"],
 )  # fmt: skip
 def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
     """A language model's config is full of tokens and keys that are no secrets."""
@@ -115,6 +116,9 @@ def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
             "https://open.feishu.cn/open-apis/bot/v2/hook/a-1",
             f"https://open.feishu.cn/open-apis/bot/v2/hook/{REDACTED}",
         ),
+        ('{"a": {"password":"x", "n": 1}}', f'{{"a": {{"password":{REDACTED}, "n": 1}}}}'),
+        ('cmd=run api_keys=["a", "b"] n=1', f"cmd=run api_keys={REDACTED} n=1"),
+        ('extra=[{"hf_token": "a"}]', f'extra=[{{"hf_token": {REDACTED}}}]'),
         ("sig=0.5 signature: dense", "sig=0.5 signature: dense"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import eventlog
-from aggregator import open_run
+from aggregator import open_run, stats_tracker
 from eventlog import arrays, moments, recovery
 from eventlog.errors import LogError
 from eventlog.following import Follower
@@ -473,3 +473,65 @@ def test_what_is_spilled_adds_up():
     found.clear()
     spilled.give("x", found, rows)
     assert ([], [c], 0) == (found, list(spilled.rows), Series(x, None, total=spilled.total(x)).total)
+
+
+def test_an_export_counts_what_its_own_log_holds(tmp_path):
+    """What was spilled into a log that was stopped stays there, with a warning: live and offline agree."""
+    run, before = tmp_path / "second", tmp_path / "first"
+    eventlog.start(before, spill_bytes=SMALL, spill_seconds=0)
+    for _ in range(40):
+        stats_tracker.denominator(n=torch.ones(10, dtype=torch.bool))
+        stats_tracker.stat("n", x=torch.zeros(10))
+        stats_tracker.counter(k=1)
+    eventlog.stop()
+    with pytest.warns(UserWarning, match=r"\d+ values of 'k', 'n', 'x' were written down in it, in a window"):
+        log = eventlog.start(run, spill_bytes=0)
+    log.claim_attempt()
+    stats_tracker.stat("n", x=torch.ones(10))  # under a mask that was spilled
+    live = stats_tracker.export_all()
+    log.commit(0, 0, 0, [live])
+    eventlog.stop()
+    with open_run(run) as session:
+        assert live == _by_key(session.metrics(source="recomputed"))
+        assert live == _by_key(session.metrics())
+        (row,) = session.percentiles("x", [0.5], by=["step"]).to_pylist()
+        assert (live["n"], 0) == (row["count"], row["missing"])
+    with open_run(before) as session:
+        held = session.sql("select sum(count) as n from records where key = 'x' and not complete").to_pylist()
+    assert 40 * 10 + 10 == held[0]["n"] + live["n"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_kept_in_memory_is_whole_in_the_log_that_starts(tmp_path, first):
+    """Not spilled, recorded before a start: the export's log holds it, exported with reset=False before or not."""
+    if first:
+        eventlog.start(tmp_path / "first").claim_attempt()
+    for i in range(3):
+        stats_tracker.denominator(n=torch.ones(10, dtype=torch.bool))
+        stats_tracker.stat("n", x=torch.full((10,), float(i)))
+        stats_tracker.scalar(s=i)
+    stats_tracker.export_all(reset=False)
+    eventlog.stop()
+    log = eventlog.start(tmp_path / "second")
+    log.claim_attempt()
+    stats_tracker.scalar(s=9)
+    live = stats_tracker.export_all()
+    log.commit(0, 0, 0, [live])
+    eventlog.stop()
+    with open_run(tmp_path / "second") as session:
+        assert live == _by_key(session.metrics(source="recomputed"))
+        assert 3.0 == live["s"] == session.percentiles("s", [0.5], by=["step"]).to_pylist()[0]["p50"] + 1.5
+
+
+def test_an_export_without_a_log_has_all_that_was_recorded(tmp_path):
+    """Between a stop and the next start the tracker knows everything, spilled or not."""
+    eventlog.start(tmp_path, spill_bytes=SMALL, spill_seconds=0)
+    for _ in range(200):
+        stats_tracker.counter(k=1)
+    eventlog.stop()
+    assert {"k": 200} == stats_tracker.export_all()
+
+
+def _by_key(table):
+    """Return the values of one step by key."""
+    return {row["key"]: row["value"] for row in table.to_pylist()}

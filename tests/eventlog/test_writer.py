@@ -145,6 +145,17 @@ def test_wait_means_written(run, make):
     gate.open.set()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux")
+def test_the_thread_takes_no_core_from_one_that_runs(make):
+    """It is a batch thread, which interrupts nobody when it is woken; all others stay what they are."""
+    before = {each.native_id for each in threading.enumerate()}
+    writer = make()
+    assert writer.wait(put_records(writer, 0), 10.0)
+    (own,) = {each.native_id for each in threading.enumerate()} - before
+    assert os.SCHED_BATCH == os.sched_getscheduler(own)
+    assert os.SCHED_OTHER == os.sched_getscheduler(threading.get_native_id())
+
+
 def test_only_the_last_batch_of_the_last_put_completes_a_window(run, make):
     """A window in several puts and batches is complete with its last one only, its frames counted on."""
     writer = make()

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import settings
 
 import eventlog
+from tests.replay.targets import Target, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
@@ -32,3 +34,10 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(os.environ) - before:  # what backends set for their SDKs' own tools
         if name.startswith(FOREIGN):
             del os.environ[name]
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    """A tracker by its name, as parametrized indirectly."""
+    with opened(request.param, tmp_path) as found:
+        yield found

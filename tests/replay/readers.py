@@ -99,11 +99,13 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
 
 def wandb_files(folder: Path) -> list[Path]:
     """Return the run files below a folder in the order of their names; symbolic links are not followed."""
+    if folder.is_file():
+        return [folder]
     return sorted(file for file in folder.glob("**/offline-run-*/*.wandb") if not file.parent.is_symlink())
 
 
 def wandb_rows(folder: Path) -> Rows:
-    """Return the rows of all run files below a folder."""
+    """Return the rows of all run files below a folder, or of one."""
     return [
         (row["_step"], {key: value for key, value in row.items() if key not in OWN}, row["_timestamp"])
         for file in wandb_files(folder)
@@ -113,7 +115,7 @@ def wandb_rows(folder: Path) -> Rows:
 
 def swanlab_files(folder: Path) -> list[Path]:
     """Return the run files below a folder in the order of their names."""
-    return sorted(folder.glob("**/run-*/*.swanlab"))
+    return [folder] if folder.is_file() else sorted(folder.glob("**/run-*/*.swanlab"))
 
 
 def swanlab_records(file: Path) -> Iterator[Any]:
@@ -129,7 +131,7 @@ def swanlab_records(file: Path) -> Iterator[Any]:
 
 
 def swanlab_rows(folder: Path) -> Rows:
-    """Return one row per step of all run files below a folder; a key twice at a step fails."""
+    """Return one row per step of all run files below a folder, or of one; a key twice at a step fails."""
     scalars = [r.scalar for f in swanlab_files(folder) for r in swanlab_records(f) if r.HasField("scalar")]
     return _rows((s.step, s.timestamp.ToMicroseconds() / 1e6, s.key, s.value.number) for s in scalars)
 
@@ -141,6 +143,15 @@ def _rows(points: Iterable[tuple[int, float, str, float]]) -> Rows:
         assert key not in row, f"{key} twice at step {step}"
         row[key] = value
     return [(step, rows[step, time], time) for step, time in sorted(rows)]
+
+
+def trackio_runs(database: Path) -> list[str]:
+    """Return the names of the runs of a Trackio project, the oldest first."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        found = connection.execute(
+            "SELECT run_name FROM metrics GROUP BY run_name ORDER BY min(id)"
+        ).fetchall()
+    return [name for (name,) in found]
 
 
 def trackio_rows(database: Path, run: str | None = None) -> Rows:

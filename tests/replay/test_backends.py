@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import struct
 import subprocess
 import sys
@@ -167,3 +169,35 @@ def test_a_missing_package_is_said_with_its_extra(name: str) -> None:
     )
     said = f"expected the package {name}, got none: pip install 'areal-metrics[{name}]'"
     assert [said, "[]"] == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wandb", "expected WANDB_API_KEY or `wandb login` for wandb mode online, got neither"),
+        ("swanlab", "expected SWANLAB_API_KEY or swanlab.api_key for swanlab mode cloud, got neither"),
+    ],
+)
+def test_without_a_key_nothing_is_asked(tmp_path: Path, name: str, said: str) -> None:
+    """On a terminal, without a key, opening fails at once instead of asking."""
+    code = (
+        "from pathlib import Path; from replay import open_backend; "
+        "from tests.replay.backend_contract import run_info\n"
+        f"open_backend({name!r}).open(run_info(Path({str(tmp_path)!r})))"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+        text=True,
+    )
+    os.close(slave)
+    os.close(master)
+    assert said in done.stderr

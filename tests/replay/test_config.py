@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,12 +17,10 @@ from replay import (
     TrackioConfig,
     WandBConfig,
     load_config,
+    open_backend,
 )
 from replay.backends import configured
 from replay.config import log_root, resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass
@@ -91,6 +89,72 @@ def test_invalid_choices_are_refused_with_the_valid_ones(part: dict, said: str) 
     """A mode that does not exist is refused naming those that do."""
     with pytest.raises(ConfigError, match=said):
         resolve(StatsLoggerConfig("e", "t", "/f", **part))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"wandb": [1]}, r"stats_logger\.wandb with mode, .*got \[1\]"),
+        ({"wandb": "offline"}, r"stats_logger\.wandb with mode, .*got 'offline'"),
+        ({"trackio": 3}, r"stats_logger\.trackio with mode, .*got 3"),
+        ({"wandb": {"tags": 3}}, r"stats_logger\.wandb\.tags to be a list of texts, got 3"),
+        ({"wandb": {"tags": [3]}}, r"stats_logger\.wandb\.tags to be a list of texts, got \[3\]"),
+        ({"wandb": {"config": "x"}}, r"stats_logger\.wandb\.config to be a mapping, got 'x'"),
+        ({"wandb": {"project": 2024}}, r"stats_logger\.wandb\.project to be text, got 2024"),
+        ({"wandb": {"mode": ["offline"]}}, r"stats_logger\.wandb\.mode to be text, got \['offline'\]"),
+        ({"tensorboard": {"path": 3}}, r"stats_logger\.tensorboard\.path to be text, got 3"),
+        ({"tensorboard": {"path": ""}}, r"stats_logger\.tensorboard\.path to name a directory, got ''"),
+        ({"swanlab": {"logdir": 9}}, r"stats_logger\.swanlab\.logdir to be text, got 9"),
+        ({"trackio": {"project": 8}}, r"stats_logger\.trackio\.project to be text, got 8"),
+        ({"on_rewind": 1}, r"stats_logger\.on_rewind to be text, got 1"),
+    ],
+)
+def test_values_of_another_type_are_refused(tmp_path: Path, part: dict, said: str) -> None:
+    """Every field is held against its annotation, in Python and in YAML; the message names it."""
+    config = {"experiment_name": "e", "trial_name": "t", "fileroot": "/f"} | part
+    with pytest.raises(ConfigError, match=said):
+        resolve(config)
+    file = tmp_path / "c.yaml"
+    OmegaConf.save(OmegaConf.create({"stats_logger": config}), file)
+    with pytest.raises(ConfigError, match=said):
+        load_config(file)
+
+
+def test_paths_and_other_sequences_are_taken() -> None:
+    """A path is as good as its text, a tuple as a list."""
+    parts = {"tensorboard": {"path": Path("/tb")}, "wandb": {"tags": ("a", "b"), "config": {"lr": 1}}}
+    config = resolve({"experiment_name": "e", "trial_name": "t", "fileroot": "/f"} | parts)
+    assert ("/tb", ["a", "b"]) == (config.tensorboard.path, config.wandb.tags)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("wandb", {"timeout": "abc"}, "expected wandb.timeout to be a number, got 'abc'"),
+        ("wandb", {"project": 8}, "expected wandb.project to be text, got 8"),
+        ("wandb", {"tags": [1]}, "expected wandb.tags to be text, or a list of texts, got"),
+        ("wandb", {"project": "a/b"}, "expected a wandb project without any of .*got 'a/b'"),
+        ("wandb", {"project": "p" * 129}, "expected a wandb project of at most 128 characters, got 129"),
+        ("wandb", {"id": "a:b"}, "expected a wandb id without any of .*got 'a:b'"),
+        ("tensorboard", {"double": "maybe"}, "expected tensorboard.double to be true or false, got 'maybe'"),
+        ("tensorboard", {"path": ""}, "expected tensorboard.path to be a path, got ''"),
+        ("trackio", {"path": 3}, "expected trackio.path to be a path, got 3"),
+        ("swanlab", {"timeout": True}, "expected swanlab.timeout to be a number, got True"),
+    ],
+)
+def test_options_of_another_type_are_refused(name: str, options: dict, said: str) -> None:
+    """What a backend cannot use is refused when it is made, not where it fails."""
+    with pytest.raises(ConfigError, match=said):
+        open_backend(name, **options)
+
+
+@pytest.mark.parametrize("text", ["no", "False", "0", "off", "false"])
+def test_a_word_for_no_is_no(tmp_path: Path, text: str) -> None:
+    """A boolean may come as a word, as a command line has it."""
+    file = tmp_path / "tb"
+    for double, kept in ((text, False), ("True", True)):
+        backend = open_backend("tensorboard", path=file / double, double=double)
+        assert kept is vars(backend)["_double"]
 
 
 def test_the_log_root_is_areals() -> None:

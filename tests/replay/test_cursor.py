@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from eventlog.errors import ManifestError, RunDirectoryError
-from replay.cursor import Cursor, CursorFile, CursorInMemory
+from replay.acknowledged import Telling
+from replay.cursor import Cursor, CursorFile, CursorInMemory, Lineage
 from replay.steps import Row
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 def test_a_cursor_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     """Steps beyond 32 bits, times per attempt, the target's own id."""
-    cursor = Cursor("trackio", "p/r", 2**31 + 5, {0: 1000.25, 1: 2000.5}, withheld="3-5, 9", run_id="abc")
+    cursor = Cursor("trackio", "p/r", refused="3-5, 9", unsure="2", run_id="abc")
+    cursor.told.begin(Telling("a/*", "p99", "a = b"))
+    for attempt, step in ((0, 7), (1, 2**31 + 5)):
+        cursor.took(Row(step, {"b/p99": 1.0}, 1000.25, {attempt: 2000.5}))
     CursorFile(tmp_path / "cursors", "trackio", "p/r").save(cursor)
     assert cursor == CursorFile(tmp_path / "cursors", "trackio", "p/r").load()
 
@@ -74,3 +78,40 @@ def test_a_target_in_memory_has_its_cursor_there() -> None:
     assert 7 == CursorInMemory(mine, "b", "t").load().last_step
     assert None is CursorInMemory(other, "b", "t").load().last_step
     CursorInMemory([], "b", "t").save(Cursor("b", "t", 7))  # cannot be remembered: no error
+
+
+def test_the_newest_run_that_was_begun_anew_is_gone_on_with(tmp_path: Path) -> None:
+    """Each first run has one of its own; without a folder, or only looking, nothing is kept (report a16)."""
+    for name in ("a-2", "a-3"):
+        Lineage(tmp_path / "cursors", "b").begin("server p/a", name)
+    Lineage(tmp_path / "cursors", "b", keeps=False).begin("server p/a", "a-4")
+    Lineage().begin("server p/a", "a-5")
+    known = Lineage(tmp_path / "cursors", "b")
+    assert ("a-3", None) == (known.newest("server p/a"), known.newest("server p/other"))
+    assert (None, None) == (Lineage(tmp_path / "cursors", "c").newest("server p/a"), Lineage().newest("a"))
+    other = Lineage(tmp_path / "other", "b", beside=tmp_path / "cursors")
+    assert "a-3" == other.newest("server p/a")
+    other.begin("server p/a", "a-4")
+    assert ("a-4", "a-3") == (other.newest("server p/a"), known.newest("server p/a"))
+    (file,) = (tmp_path / "cursors").iterdir()
+    file.write_text("{")
+    with pytest.raises(ManifestError, match=f"{file.name}$"):
+        known.newest("server p/a")
+
+
+def test_a_lineage_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run that was begun is told all the same."""
+    (tmp_path / "cursors").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        Lineage(tmp_path / "cursors", "b").begin("server p/a", "a-2")
+    assert "b: a later replay goes on with the first run, not with a-2" in caplog.text
+
+
+def test_what_was_told_when_a_kill_came_is_known() -> None:
+    """A step that the target holds above what was acknowledged was taken; one below it is as it was noted."""
+    cursor = Cursor("b", "t")
+    cursor.took(Row(3, {"a": 1.0}, 10.0, {0: 10.0}))
+    late = Row(4, {"a": 2.0}, 11.0, {0: 11.0})
+    assert (True, False, False) == tuple(cursor.knows(late, last=last) for last in (4, 5, None))
+    cursor.took(late)
+    assert not cursor.knows(Row(4, {"a": 3.0}, 12.0, {1: 12.0}), last=4)

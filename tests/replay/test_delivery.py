@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Troubled(MemoryBackend):
     """A target that raises on chosen calls, and may wait for leave before each."""
 
-    def __init__(self, *, fails: range = range(0), error: Exception | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, fails: range = range(0), error: BaseException | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.fails, self.error, self.tries = fails, error or RuntimeError("no route"), 0
         self.leave = threading.Event()
@@ -105,6 +107,27 @@ def test_a_backend_that_keeps_failing_is_switched_off(
         status.error,
     )
     assert 1 == caplog.text.count("step 3 failed (RuntimeError: no route); switched off")
+
+
+def test_an_error_that_quotes_a_page_is_said_in_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an adapter says is cut off, and stands in one line."""
+    backend = Troubled(fails=range(10**6), error=RuntimeError("a page\nof it " * 500))
+    with caplog.at_level(logging.WARNING):
+        deliver(backend, tmp_path, range(2))
+    (message,) = caplog.messages
+    assert len(message) < 700
+    assert message.startswith("memory: step 0 failed (RuntimeError: a page of it a page")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_backend_that_ends_its_thread_is_switched_off(tmp_path: Path, error: BaseException) -> None:
+    """A call that exits is a failure like any other: counted, and nothing waits for ever behind it."""
+    backend = Troubled(fails=range(3, 10**6), error=error)
+    status = deliver(backend, tmp_path, range(10)).status()
+    assert (3, 7, 3, True, 0) == (status.sent, status.dropped, status.failures, status.off, status.waiting)
+    assert backend.closed
 
 
 def test_a_target_that_is_gone_is_not_tried_again(tmp_path: Path) -> None:
@@ -249,7 +272,7 @@ def resumed(path: Path, backend: MemoryBackend, policy: str) -> Delivery:
     first = [Row(step, {"v": float(step)}, 1000.0 + step, {0: 1000.0 + step}) for step in range(10)]
     second = [Row(step, {"v": 100.0 + step}, 2000.0 + step, {1: 2000.0 + step}) for step in range(10, 21)]
     delivery = Delivery(
-        backend, run_info(path), path / "cursors", on_rewind=policy, story=lambda: [*first, *second[:4]]
+        backend, run_info(path), path / "cursors", on_rewind=policy, story=lambda _: [*first, *second[:4]]
     )
     for row in second:
         delivery.tell(row)

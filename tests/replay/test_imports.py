@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from aggregator import open_run
 from eventlog.errors import ConfigError, RunDirectoryError
 from replay import MemoryBackend, import_history, open_backend, play
+from replay.backends.framing import WANDB, RecordWriter
 from replay.backends.tensorboard_file import framed, proto
-from tests.replay.backend_contract import rows, run_info
+from tests.replay.backend_contract import rows, tell
 from tests.replay.committed import build
 from tests.replay.readers import wandb_files, wandb_rows
 
@@ -174,10 +176,7 @@ def test_lifetimes_of_a_wandb_run_are_attempts(tmp_path: Path) -> None:
     """Two lifetimes, written by the SDK itself, are two attempts: the later one counts (report a1)."""
     for steps in (range(6), range(4, 9)):
         backend = open_backend("wandb", mode="offline", path=tmp_path / f"live-{steps.start}")
-        backend.open(run_info(tmp_path))
-        for row in rows(steps):
-            backend.log(row.step, {**row.metrics, "from": steps.start}, row.time)
-        backend.close()
+        tell(backend, tmp_path, rows(steps, **{"from": steps.start}))
     whole = tmp_path / "wandb"
     whole.mkdir()
     for number, file in enumerate(wandb_files(tmp_path)):
@@ -253,3 +252,66 @@ def test_a_killed_import_leaves_no_half_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     assert 9 == import_history(tmp_path / "a.tfevents", tmp_path / "run").points
     assert {"a.tfevents", "run"} == {entry.name for entry in tmp_path.iterdir()}
+
+
+def test_names_that_differ_by_slashes_stay_apart(tmp_path: Path) -> None:
+    """Slashes around a tag are a part of it: no two keys become one."""
+    told = {"loss": 1.0, "/loss": 2.0, "a/": 3.0, "a": 4.0}
+    events(tmp_path / "tb" / "a.tfevents", [(step, 1.0, told) for step in range(3)])
+    imported = import_history(tmp_path / "tb", tmp_path / "run")
+    assert (12, 0) == (imported.points, imported.refused)
+    expected = {(step, *item) for step in range(3) for item in told.items()}
+    assert expected == {(step, key, value) for step, key, value, _ in points(tmp_path / "run")}
+
+
+def test_names_spelled_out_for_wandb_are_read_back(tmp_path: Path) -> None:
+    """What replay had to call otherwise in wandb has its own name again."""
+    told = {"_step": 1.0, "a.b": 2.0, "x~y": 3.0, "/loss": 4.0, "loss": 5.0}
+    run = build(tmp_path / "run", (range(2), lambda _: told))
+    play(run, [open_backend("wandb", mode="offline", path=tmp_path / "wb")])
+    imported = import_history(tmp_path / "wb", tmp_path / "again")
+    assert (10, True) == (imported.points, imported.complete)
+    assert points(run) == points(tmp_path / "again")
+
+
+def test_what_wandb_keeps_about_media_is_no_metric(tmp_path: Path) -> None:
+    """An image's or a table's sizes are not numbers of the run: the media are left out, by their names."""
+    pb = import_module("wandb.proto.wandb_internal_pb2")
+    path = tmp_path / "offline-run-1" / "run-a.wandb"
+    path.parent.mkdir()
+    row = {
+        ("img", "_type"): '"image-file"', ("img", "height"): "8", ("img", "size"): "90",
+        ("deep", "tab", "_type"): '"table-file"', ("deep", "tab", "nrows"): "2",
+        ("deep", "n"): "1", ("loss",): "0.5", ("hist",): '{"_type": "histogram", "bins": [], "values": []}',
+    }  # fmt: skip
+    with path.open("xb") as stream:
+        file = RecordWriter(stream, WANDB)
+        file.put(pb.Record(run=pb.RunRecord(run_id="a")).SerializeToString())
+        for step in range(2):
+            history = pb.HistoryRecord(step=pb.HistoryStep(num=step))
+            for nested, value in row.items():
+                history.item.add(nested_key=nested, value_json=value)
+            file.put(pb.Record(history=history).SerializeToString())
+    imported = import_history(path, tmp_path / "run")
+    assert ({"img": 2, "deep.tab": 2, "hist": 2}, 4) == (imported.left_out, imported.points)
+    assert {"deep.n", "loss"} == {key for _, key, _, _ in points(tmp_path / "run")}
+
+
+def test_runs_within_a_directory_are_named(tmp_path: Path) -> None:
+    """Sub-directories with event files, as `add_scalars` makes them, are not read, and that is said."""
+    events(tmp_path / "tb" / "a.tfevents", [(0, 1.0, {"loss": 1.0})])
+    events(tmp_path / "tb" / "both_left" / "a.tfevents", [(0, 1.0, {"both": 1.0})])
+    imported = import_history(tmp_path / "tb", tmp_path / "run")
+    assert ((str(tmp_path / "tb" / "both_left"),), 1, False) == (
+        imported.elsewhere,
+        imported.points,
+        imported.complete,
+    )
+
+
+def test_an_import_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Where nothing can be imported, no half of a run stays."""
+    events(tmp_path / "tb" / "a.tfevents", [(-1, 1.0, {"loss": 1.0})])
+    with pytest.raises(ConfigError, match="expected a history with numbers, got nothing"):
+        import_history(tmp_path / "tb", tmp_path / "runs" / "run")
+    assert [] == list((tmp_path / "runs").glob("*")) + list((tmp_path / "runs").glob(".*"))

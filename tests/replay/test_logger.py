@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from replay import (
     TensorBoardConfig,
     TrackioConfig,
     WandBConfig,
+    play,
 )
 from replay.config import log_root
 from tests.replay.committed import SPEC, logger
@@ -44,6 +46,8 @@ from tests.replay.readers import (
     wandb_history,
     wandb_rows,
 )
+from tests.replay.servers import Trouble
+from tests.replay.targets import STAND_INS, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -234,6 +238,18 @@ def test_tensorboard_is_written_anew_where_it_was(tmp_path: Path) -> None:
     assert expected == [(step, row) for step, row, _ in tensorboard_rows(place)]
 
 
+def test_a_directory_that_was_begun_anew_is_gone_on_with(tmp_path: Path) -> None:
+    """on_rewind new_run: late steps, and what a resumed process commits, are in the second (a5, a16)."""
+    parts = {"tensorboard": TensorBoardConfig(str(tmp_path / "tb")), "on_rewind": "new_run"}
+    for steps in ((0, 3, 1, 2), (4, 5)):
+        with logger(tmp_path, **parts) as log:
+            for step in steps:
+                log.commit(0, step, step, {"v": float(step)})
+        assert (0, None) == (log.status()[0].withheld, log.status()[0].error)
+    told = [[step for step, _, _ in tensorboard_rows(tmp_path / name)] for name in ("tb", "tb-2")]
+    assert [[0, 3], [1, 2, 4, 5]] == told
+
+
 def test_offline_files_are_written_anew_beside(tmp_path: Path) -> None:
     """on_rewind rewrite, new_run: a wandb run of its own, with everything or from the late step on (a3)."""
     for policy, steps in (("rewrite", [0, 1, 2, 3, 4]), ("new_run", [1, 2, 4])):
@@ -330,6 +346,31 @@ def test_a_failing_backend_never_reaches_the_training(
         status.off,
         status.error,
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trouble", [{"status": 500}, {"seconds": 30.0}], ids=["fails", "hangs"])
+@pytest.mark.parametrize("target", STAND_INS, indirect=True)
+def test_a_service_in_trouble_never_reaches_the_training(
+    tmp_path: Path, target: Target, trouble: dict[str, Any]
+) -> None:
+    """Uploads fail or hang for ever: every commit is durable, closing ends, a later replay fills in (b9)."""
+    assert target.server is not None
+    took: list[float] = []
+    with logger(tmp_path, run=tmp_path / "run", backends=[target.make(timeout=2.0)]) as log:
+        target.server.trouble.append(Trouble(STAND_INS[target.name], **trouble))
+        for step in range(50):
+            began = time.perf_counter()
+            assert log.commit(0, step, step, {"v": float(step)})
+            took.append(time.perf_counter() - began)
+    median, longest = 1e3 * np.median(took), 1e3 * max(took)
+    print(f"{target.name}: the median commit took {median:.2f} ms, the longest {longest:.2f} ms")
+    (status,) = log.status()
+    assert "BackendError: expected" in str(status.error)
+    target.server.trouble.clear()
+    (report,) = play(tmp_path / "run", [target.make()])
+    assert (50, True) == (report.sent + report.skipped, report.complete)
+    assert [(step, {"v": float(step)}) for step in range(50)] == [row[:2] for row in target.rows()]
 
 
 def test_a_crashed_and_resumed_run(tmp_path: Path) -> None:
@@ -476,6 +517,22 @@ def test_a_configured_backend_that_cannot_work_is_loud_and_claims_nothing(
         logger(tmp_path, trackio=TrackioConfig(mode="online"))
     assert [] == list(tmp_path.iterdir())
     assert None is eventlog.current()
+
+
+def test_a_second_logger_that_fails_leaves_the_firsts_attempt_alone(tmp_path: Path) -> None:
+    """The attempt belongs to the logger that claimed it: it ends when that one does, as that one does."""
+
+    class Broken(MemoryBackend):
+        def open(self, run: object) -> None:  # noqa: ARG002
+            raise PermissionError("no key")
+
+    fine = MemoryBackend()
+    with logger(tmp_path) as first:
+        with pytest.raises(PermissionError, match="no key"):
+            logger(tmp_path, backends=[fine, Broken()])
+        assert fine.closed
+        assert first.commit(0, 0, 0, {"v": 1.0})
+    assert ["finished"] == [a.outcome for a in attempts(run_of(tmp_path))]
 
 
 def test_a_backend_that_does_not_open_ends_the_attempt(tmp_path: Path) -> None:

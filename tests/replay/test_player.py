@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aggregator import open_run
+from eventlog import RunDir
 from eventlog.errors import (
     BackendError,
     BackendGoneError,
@@ -25,15 +25,13 @@ from eventlog.errors import (
     RunDirectoryError,
     StepError,
 )
-from replay import Capabilities, MemoryBackend, Order, open_backend, play
+from replay import Capabilities, MemoryBackend, Order, follow, open_backend, play
 from tests.replay.backend_contract import snapshot
 from tests.replay.committed import build, logger
 from tests.replay.readers import (
     Rows,
-    swanlab_rows,
     tensorboard_rows,
     tensorboard_texts,
-    trackio_rows,
     wandb_files,
     wandb_rows,
 )
@@ -74,9 +72,15 @@ class Lasting(MemoryBackend):
     """A target that outlives the process: the same rows whoever opens it."""
 
     def __init__(
-        self, rows: Rows, *, reads_back: bool = True, order: Order = Order.STRICT, target: str = "t"
+        self,
+        rows: Rows,
+        *,
+        reads_back: bool = True,
+        order: Order = Order.STRICT,
+        target: str = "t",
+        limit: int | None = None,
     ) -> None:
-        super().__init__(strict=order is Order.STRICT)
+        super().__init__(strict=order is Order.STRICT, limit=limit)
         self.capabilities = Capabilities(order=order, reads_back=reads_back)
         self.target = target
         self.rows = rows
@@ -222,6 +226,20 @@ def test_the_target_knows_better_than_the_cursor(tmp_path: Path) -> None:
     assert (0, 10) == (report.sent, report.skipped)
 
 
+@pytest.mark.parametrize("tell", [play, follow])
+def test_a_step_that_was_told_when_the_kill_came_is_no_late_one(tmp_path: Path, tell: Any) -> None:
+    """Told, but not acknowledged: the target has the step, and nothing is withheld, now or later (b5)."""
+    run = build(tmp_path / "run", (range(6), value))
+    RunDir.open(run).end_attempt(0, "finished")
+    rows: Rows = []
+    play(run, [Lasting(rows)], until=3)
+    rows.append((4, value(4), 0.0))
+    for until, sent, skipped in ((4, 0, 5), (None, 1, 5), (None, 0, 6)):
+        (report,) = tell(run, [Lasting(rows)], until=until)
+        assert (sent, skipped, 0) == (report.sent, report.skipped, report.withheld)
+    assert list(range(6)) == [step for step, _, _ in rows]
+
+
 def test_a_target_that_cannot_say_what_it_holds_is_never_told_twice(tmp_path: Path) -> None:
     """Where the target cannot answer the cursor decides, and a damaged cursor stops the replay."""
     run = build(tmp_path / "run", (range(10), value))
@@ -349,6 +367,76 @@ def test_one_backend_that_fails_does_not_keep_the_others_from_it(tmp_path: Path,
     failing.error = gone.error = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class Foreign(MemoryBackend):
+    """An adapter that raises errors of its own at a chosen call, or gives a wrong answer."""
+
+    name = "foreign"
+
+    def __init__(self, call: str, error: BaseException) -> None:
+        super().__init__()
+        self.call, self.error = call, error
+
+    def _at(self, call: str) -> None:
+        if call == self.call:
+            raise self.error
+
+    def open(self, run: Any) -> None:
+        self._at("open")
+        super().open(run)
+
+    def last_step(self) -> Any:
+        self._at("last_step")
+        return "7" if self.call == "answer" else super().last_step()
+
+    def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+        self._at("log")
+        super().log(step, metrics, time)
+
+    def close(self) -> None:
+        self._at("close")
+        super().close()
+
+
+@pytest.mark.parametrize("tell", [play, follow])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("open", RuntimeError("mine")),
+        ("last_step", OSError("mine")),
+        ("close", RuntimeError("mine")),
+        ("log", SystemExit("mine")),
+        ("answer", TypeError()),
+    ],
+)
+def test_whatever_an_adapter_raises_the_others_are_told(
+    tmp_path: Path, tell: Any, call: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that are not the distribution's become it, say whose they are, and stop no other backend."""
+    monkeypatch.setattr("replay.tail.PAUSES", (0.0, 0.0))
+    run = build(tmp_path / "run", (range(5), value))
+    fine, last = MemoryBackend(), MemoryBackend()
+    more: dict[str, Any] = {"give_up": 0.1, "wait": 0.0, "poll": 0.05} if tell is follow else {}
+    failed: list[Any] = []
+    reports = tell(run, [Foreign(call, error), fine, last], failed=failed, **more)
+    assert [5, 5] == [report.sent for report in reports]
+    assert [5, 5] == [len(fine.rows), len(last.rows)]
+    (said,) = failed
+    assert isinstance(said, BackendError)
+    assert "foreign" in str(said)
+    with pytest.raises(BackendError, match="got '7'" if call == "answer" else "mine"):
+        tell(run, [Foreign(call, error), MemoryBackend()], **more)
+
+
+def test_the_trackers_own_counts_are_hidden_under_new_names_too(tmp_path: Path) -> None:
+    """A rule that takes a name apart does not let `k__count` out."""
+    run = build(
+        tmp_path / "run", (range(2), lambda _: {"ppo/lr": 1.0, "ppo/lr__count": 3.0, "n__count": 2.0})
+    )
+    mine = MemoryBackend()
+    play(run, [mine], rename=[(r"^(\w*)/(.*)$", r"\2/\1")])
+    assert [{"lr/ppo": 1.0, "n__count": 2.0}] * 2 == [row for _, row, _ in mine.rows]
+
+
 def test_a_call_that_fails_once_is_made_again(tmp_path: Path) -> None:
     """A passing failure loses nothing."""
     run = build(tmp_path / "run", (range(5), value))
@@ -364,6 +452,22 @@ def test_a_call_that_fails_once_is_made_again(tmp_path: Path) -> None:
 
     mine = Shaky()
     assert 5 == play(run, [mine])[0].sent
+    assert list(range(5)) == [step for step, _, _ in mine.rows]
+
+
+def test_a_call_that_got_through_though_it_raised_is_not_repeated(tmp_path: Path) -> None:
+    """Where the target can say what it holds, it is asked before a second try."""
+    run = build(tmp_path / "run", (range(5), value))
+
+    class Late(MemoryBackend):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            super().log(step, metrics, time)
+            if step == 2:
+                raise TimeoutError("no answer")
+
+    mine = Late(strict=True)
+    (report,) = play(run, [mine])
+    assert (5, 0, True) == (report.sent, report.refused, report.complete)
     assert list(range(5)) == [step for step, _, _ in mine.rows]
 
 
@@ -585,76 +689,31 @@ def test_refused_steps_are_named(tmp_path: Path) -> None:
     assert [step for step in range(10) if step != 5] == [step for step, _, _ in mine.rows]
 
 
-REPLAYS = """
-import os, signal, sys, threading, time
-from replay import open_backend, play
-backend, seconds = open_backend(sys.argv[2], **eval(sys.argv[3])), float(sys.argv[4])
-rewrite = backend.rewrite
-def timed(*given, **options):
-    began = time.monotonic()
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    written = rewrite(*given, **options)
-    print(time.monotonic() - began)
-    return written
-backend.rewrite = timed
-play(sys.argv[1], [backend])
-os._exit(0)
-"""
-
-
-@pytest.fixture(scope="module")
-def lengthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    """Return a run of 1100 steps, fifty of them made twice, and its rows."""
-    run = tmp_path_factory.mktemp("lengthy") / "run"
-    build(run, (range(1050), lambda s: {f"k{i}": float(s) for i in range(8)}), (range(1000, 1100), later))
-    return run, logged(run)
-
-
-def kill_and_repeat(lengthy: tuple[Path, Rows], tmp_path: Path, name: str, read: Any, kills: int) -> None:
-    """Kill replays at random moments, each to a target of its own; made again they end as if made once."""
-    run, expected = lengthy
-    chance, longest = random.Random(name), 1000.0
-    for number in range(kills + 1):  # the first one is only timed
-        place = tmp_path / f"told{number}"
-        options = {"path": str(place)} | ({"mode": "offline"} if name in ("wandb", "swanlab") else {})
-        moment = chance.uniform(0.0, longest) if number else longest
-        command = [sys.executable, "-c", REPLAYS, str(run), name, repr(options), str(moment)]
-        told = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-        assert told.returncode in ((-signal.SIGKILL, 0) if number else (0,)), told.stderr
-        longest = longest if number else float(told.stdout)
-        (report,) = play(run, [open_backend(name, **options)], cursors=tmp_path / "cursors")
-        print(
-            f"{name}: killed after {moment:.2f} s: {report.skipped} steps lay there, {report.sent} were sent"
+@pytest.mark.parametrize("live", [True, False])
+def test_what_was_refused_stays_refused(tmp_path: Path, *, live: bool) -> None:
+    """To a later replay a refused step is neither skipped nor late; the newest is tried again (b13)."""
+    large = {f"k{i}": 1.0 for i in range(100)}
+    rows: Rows = []
+    target = Lasting(rows, limit=1000)
+    with logger(tmp_path, run=tmp_path / "run", backends=[target] if live else []) as log:
+        for step in range(6):
+            log.commit(0, step, step, large if step in (2, 5) else value(step))
+    if live:
+        assert (4, 2, "2, 5") == (
+            log.status()[0].sent,
+            log.status()[0].withheld,
+            log.status()[0].withheld_steps,
         )
-        assert expected == read(place)
-        assert (0, 1100) == (report.sent, report.skipped) or number
-        before = snapshot(place) if name != "trackio" else {}
-        assert 0 == play(run, [open_backend(name, **options)], cursors=tmp_path / "cursors")[0].sent
-        assert before == (snapshot(place) if name != "trackio" else {})
-        assert [] == [entry.name for entry in place.rglob("*") if entry.name.startswith(".areal-")]
-
-
-READERS: dict[str, Any] = {
-    "tensorboard": tensorboard_rows,
-    "wandb": wandb_rows,
-    "swanlab": swanlab_rows,
-    "trackio": lambda place: trackio_rows(place / "exp.db"),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", READERS)
-def test_a_replay_killed_at_random_moments_ends_as_if_made_once(
-    lengthy: tuple[Path, Rows], tmp_path: Path, name: str
-) -> None:
-    """SIGKILL at five moments; again: the target says what the log says; a third time nothing is sent."""
-    kill_and_repeat(lengthy, tmp_path, name, READERS[name], 5)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", READERS)
-def test_a_replay_killed_at_many_moments_ends_as_if_made_once(
-    lengthy: tuple[Path, Rows], tmp_path: Path, name: str
-) -> None:
-    """As above, twenty times."""
-    kill_and_repeat(lengthy, tmp_path, name, READERS[name], 20)
+    for sent in (0 if live else 4, 0):
+        (report,) = play(tmp_path / "run", [Lasting(rows, limit=1000)])
+        assert (sent, 4 - sent, 2, "2, 5", 0) == (
+            report.sent,
+            report.skipped,
+            report.refused,
+            report.refused_steps,
+            report.withheld,
+        )
+    (report,) = play(tmp_path / "run", [Lasting(rows)])  # now it takes more
+    assert (1, 4, "2", False) == (report.sent, report.skipped, report.refused_steps, report.complete)
+    (report,) = play(tmp_path / "run", [Lasting(rows)])
+    assert (0, 5, "2") == (report.sent, report.skipped, report.refused_steps)

@@ -144,16 +144,16 @@ def test_histograms_reach_those_who_show_them(tmp_path: Path) -> None:
         for report in play(run, backends, stats=["histogram"], keys="a/*"):
             assert (sent, 0, True) == (report.sent, report.untold, report.complete)
     for row in wandb_history(wandb_files(run / "wandb")[0]):
-        told = row["a/v"]
+        told = row["a/v/histogram"]
         assert "histogram" == told["_type"]
         check((told["bins"], told["values"]), row["_step"])
     (database,) = (tmp_path / "trackio").glob("*.db")
     with closing(sqlite3.connect(database)) as connection:
         for step, metrics in connection.execute("SELECT step, metrics FROM metrics"):
-            told = json.loads(metrics)["a/v"]
+            told = json.loads(metrics)["a/v/histogram"]
             assert "trackio.histogram" == told["_type"]
             check((told["bins"], told["values"]), step)
-    for step, (edges, counts) in tensorboard_histograms(run / "tensorboard")["a/v"]:
+    for step, (edges, counts) in tensorboard_histograms(run / "tensorboard")["a/v/histogram"]:
         check((edges, counts), step)
     assert 5 == len(tensorboard_scalars(run / "tensorboard")["a/v/avg"])
 
@@ -197,7 +197,7 @@ def test_ones_own_backend_may_show_histograms(tmp_path: Path) -> None:
     assert list(range(5)) == [step for step, _, _, _ in mine.histograms]
     assert [time for _, _, time in mine.rows] == [time for _, _, _, time in mine.histograms]
     for step, name, histogram, _ in mine.histograms:
-        assert "a/v" == name
+        assert "a/v/histogram" == name
         check(histogram, step)
     assert (0, True) == (drawing.untold, drawing.complete)
     assert (5, 5, False) == (counting.sent, counting.untold, counting.complete)

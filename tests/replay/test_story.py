@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from replay.metrics import without_counts
 from replay.steps import Row
 from replay.story import Story
 
@@ -107,3 +110,42 @@ def test_an_empty_run_has_nothing_to_tell() -> None:
     """A run without commits is an empty story."""
     assert [] == told(Story(table()))
     assert (0, 0) == (Story(table()).counts.steps, Story(table()).counts.superseded)
+
+
+NAMES = ("a", "a__count", "b", "c__count")
+NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
+SAID = st.tuples(
+    st.integers(0, 2),
+    st.sampled_from(NAMES),
+    NUMBERS,
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.integers(0, 1),
+)
+
+
+@given(st.lists(SAID, max_size=40), st.sets(st.tuples(st.integers(0, 1), st.integers(0, 2))), st.booleans())
+def test_rows_and_counts_are_those_of_the_table_read_row_by_row(
+    said: list, gone: set[tuple[int, int]], everything: bool
+) -> None:
+    """Whatever was said by whom and taken back: each commit as said, and every value told once or counted."""
+    rows = [
+        (*row, (row[4], row[0]) in gone) for row in sorted(said, key=lambda row: (row[0], row[4], *row[3:]))
+    ]
+    kept = [row for row in rows if everything or not row[-1]]
+    commits: dict[tuple, dict[str, float]] = {}
+    for step, key, value, seconds, attempt, part, _ in sorted(kept, key=lambda row: row[1]):
+        commits.setdefault((step, attempt, seconds, part), {})[key] = value
+    story = Story(table(*rows), superseded=everything)
+    if len({attempt for _, attempt, _, _ in commits}) < 2:  # else the later attempt's values are told
+        expected = [
+            Row(step, without_counts(metrics), float(seconds), {attempt: float(seconds)})
+            for (step, attempt, seconds, _), metrics in sorted(commits.items())
+        ]
+        assert expected == list(story.commits())
+    places = [(row[4], row[0], row[1]) for row in rows if not str(row[1]).endswith("__count")]
+    told = {(row[4], row[0], row[1]) for row in kept}.intersection(places)
+    folded = sum(place in told for place in places) - len(told)
+    assert (folded, len({row[0] for row in kept})) == (story.counts.folded, story.counts.steps)
+    back = {(row[4], row[0]) for row in rows if row[-1]}
+    assert len(back) == story.counts.superseded

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from replay import open_backend, play
 from replay.backends.base import Rewriter, Selection
 from replay.backends.swanlab import names
 from replay.steps import Row
-from tests.replay.backend_contract import BackendContract, rows, run_info
+from tests.replay.backend_contract import BackendContract, rows, run_info, tell
 from tests.replay.committed import build
 from tests.replay.readers import Rows, swanlab_files, swanlab_records, swanlab_rows
 from tests.replay.servers import SwanlabServer, Trouble
@@ -200,31 +198,6 @@ def test_a_target_that_refuses_is_given_up_while_running(server: SwanlabServer, 
         backend.close()
 
 
-def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
-    """On a terminal, without a key, opening fails at once instead of asking."""
-    code = (
-        "from pathlib import Path; from replay import open_backend; "
-        "from tests.replay.backend_contract import run_info\n"
-        f"open_backend('swanlab').open(run_info(Path({str(tmp_path)!r})))"
-    )
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    master, slave = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        stdin=slave,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-        text=True,
-    )
-    os.close(slave)
-    os.close(master)
-    assert "expected SWANLAB_API_KEY or swanlab.api_key for swanlab mode cloud, got neither" in done.stderr
-
-
 def test_a_step_beyond_its_limit_is_refused_alone(server: SwanlabServer, tmp_path: Path) -> None:
     """SwanLab drops steps above 2**48 without a word; here the row is refused and the rest goes on (b13)."""
     steps = [5, 2**48 + 1, 2**48]
@@ -309,11 +282,7 @@ def test_live_rows_survive_a_kill(tmp_path: Path) -> None:
 def test_lifetimes_have_directories_of_their_own(tmp_path: Path) -> None:
     """Two lifetimes within a second are two directories; one replay joins them (report b12)."""
     for steps in (range(6), range(4, 9)):
-        backend = open_backend("swanlab", mode="local", path=tmp_path / "live")
-        backend.open(run_info(tmp_path))
-        for row in rows(steps):
-            backend.log(row.step, row.metrics, row.time)
-        backend.close()
+        tell(open_backend("swanlab", mode="local", path=tmp_path / "live"), tmp_path, rows(steps))
     assert 2 == len(swanlab_files(tmp_path))
     replayed(tmp_path / "b", rows(range(9)))
     assert list(range(9)) == [step for step, _, _ in swanlab_rows(tmp_path / "b")]

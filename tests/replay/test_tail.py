@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aggregator import open_run
+from aggregator import open_run, stats_tracker
 from eventlog import RunDir
-from eventlog.errors import BackendError, BackendGoneError, ConfigError, QueryError
+from eventlog.errors import BackendError, BackendGoneError, ConfigError, NotARunError, QueryError
 from replay import Capabilities, MemoryBackend, Order, follow, open_backend, play
+from replay.backends.base import Selection
+from replay.steps import Row
+from replay.succession import Succession
+from replay.supplement import Supplement
 from tests.replay.committed import build, logger
 from tests.replay.readers import (
     Rows,
@@ -28,6 +32,9 @@ from tests.replay.readers import (
     wandb_files,
     wandb_rows,
 )
+from tests.replay.servers import Trouble
+from tests.replay.targets import STAND_INS, Target
+from tests.replay.test_statistics import recorded
 from tests.runs import RunBuilder
 
 if TYPE_CHECKING:
@@ -196,6 +203,77 @@ def test_following_again_goes_on_where_tensorboard_stands(tmp_path: Path) -> Non
     ]
 
 
+def watched(backend: Any) -> set[int]:
+    """Return the steps that a backend is told, as they come."""
+    told, log = set[int](), backend.log
+
+    def noting(step: int, metrics: Mapping[str, float], time: float) -> None:
+        log(step, metrics, time)
+        told.add(step)
+
+    backend.log = noting
+    return told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trouble", [{"status": 500, "times": 2}, {"seconds": 1.5, "times": 1}])
+@pytest.mark.parametrize("target", STAND_INS, indirect=True)
+def test_a_service_in_trouble_is_followed_to(target: Target, tmp_path: Path, trouble: dict[str, Any]) -> None:
+    """Uploads that fail or are slow, a crash and a resume: each step once, the rest counted (a5, b3)."""
+    assert target.server is not None
+    target.server.trouble.append(Trouble(STAND_INS[target.name], **trouble))
+    backend = target.make()
+    told = watched(backend)
+
+    def go_on(number: int, step: int) -> None:
+        wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
+        while wanted is not None and wanted not in told:
+            time.sleep(0.02)
+
+    training = threading.Thread(target=live, args=(tmp_path / "run", [range(6), range(3, 10)], go_on))
+    training.start()
+    (report,) = follow(tmp_path / "run", [backend], **FAST)
+    training.join()
+    assert (10, 3, "3-5", False) == (report.sent, report.withheld, report.withheld_steps, report.complete)
+    assert not any(rule.times > 0 for rule in target.server.trouble)
+    with open_run(tmp_path / "run", attempts="all") as session:
+        rows = session.metrics().to_pylist()
+    at = {(row["step"], row["value"]): row["time"].timestamp() for row in rows}
+    expected = [(step, float(step if step < 6 else 100 + step)) for step in range(10)]
+    assert [(step, {"v": v}, at[step, v]) for step, v in expected] == target.rows()
+    (report,) = follow(tmp_path / "run", [target.make()], **FAST)
+    assert (0, 10, "3-5") == (report.sent, report.skipped, report.withheld_steps)
+    assert 10 == len(target.rows())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["deleted", "down"])
+@pytest.mark.parametrize("target", STAND_INS, indirect=True)
+def test_a_service_that_is_lost_ends_its_own_part_alone(target: Target, tmp_path: Path, lost: str) -> None:
+    """A run that is deleted, a server that stays down: an error, in time; the others are told (b4, b9)."""
+    assert target.server is not None
+    backend, mine = target.make(timeout=3.0), MemoryBackend(strict=True)
+    told = watched(backend)
+
+    def go_on(number: int, step: int) -> None:
+        del number
+        while step == 5 and not {1, 2} & told:
+            time.sleep(0.02)
+        if step == 5 and lost == "deleted":
+            target.delete()
+        elif step == 5:
+            target.server.trouble.append(Trouble("", 500))  # pyright: ignore[reportOptionalMemberAccess]
+
+    training = threading.Thread(target=live, args=(tmp_path / "run", [range(10)], go_on))
+    training.start()
+    kind = BackendGoneError if lost == "deleted" else BackendError
+    with pytest.raises(kind, match="expected") as caught:
+        follow(tmp_path / "run", [backend, mine], **FAST)
+    training.join()
+    assert kind is caught.type
+    assert list(range(10)) == [step for step, _, _ in mine.rows]
+
+
 class Interrupting(Lasting):
     """Presses Ctrl-C at a step."""
 
@@ -232,9 +310,22 @@ def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
     mine = MemoryBackend()
-    (report,) = follow(tmp_path / "run", [mine], stop=stop, **FAST | {"give_up": 0.1})
+    (report,) = follow(tmp_path / "run", [mine], stop=stop, **FAST)
     assert (0, None) == (report.sent, mine.run)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("made", ["nothing", "folder", "file"])
+def test_what_never_becomes_a_run_is_given_up(tmp_path: Path, made: str) -> None:
+    """A path where no run begins is waited for as long as for a sign of life; a file is none at once."""
+    path = tmp_path / "path"
+    if made == "folder":
+        path.mkdir()
+    elif made == "file":
+        path.write_text("stats_logger:")
+    said = "a file" if made == "file" else "expected a run within 0.2 s, got none"
+    with pytest.raises(NotARunError, match=said):
+        follow(path, [MemoryBackend()], **FAST | {"give_up": 60 if made == "file" else 0.2})
 
 
 def test_an_evaluation_beside_the_training_takes_nothing_back(tmp_path: Path) -> None:
@@ -296,6 +387,50 @@ def test_a_target_can_be_followed_to_once(tmp_path: Path) -> None:
         follow(run, [open_backend("tensorboard"), open_backend("tensorboard")], **FAST)
 
 
+def test_what_was_refused_stays_refused(tmp_path: Path) -> None:
+    """Followed again, a step that the target would not take is named again, and not skipped (report b13)."""
+    run = build(tmp_path / "run", (range(6), lambda s: {f"k{i}": 1.0 for i in range(100 if s == 2 else 1)}))
+    rows: Rows = []
+    for sent, skipped in ((5, 0), (0, 5)):
+        (report,) = follow(finished(run), [Lasting(rows, limit=1000)], **FAST)
+        assert (sent, skipped, "2", 0, False) == (
+            report.sent,
+            report.skipped,
+            report.refused_steps,
+            report.withheld,
+            report.complete,
+        )
+
+
+def test_a_run_without_attempts_is_known_again(tmp_path: Path) -> None:
+    """What was followed of a run that claimed no attempt, replay skips, and the other way round."""
+    with RunBuilder(tmp_path / "run") as run:
+        leader = run.producer()
+        for step in range(4):
+            leader.commit(step, {"v": float(step)}, time=step, leader=True)
+    rows: Rows = []
+    (report,) = follow(tmp_path / "run", [Lasting(rows)], **FAST | {"give_up": 0.2})
+    assert (4, 0) == (report.sent, report.skipped)
+    (report,) = play(tmp_path / "run", [Lasting(rows)])
+    assert (0, 4, 0) == (report.sent, report.skipped, report.withheld)
+    (report,) = follow(tmp_path / "run", [Lasting(rows)], **FAST | {"give_up": 0.2})
+    assert (0, 4, 0) == (report.sent, report.skipped, report.withheld)
+
+
+def test_what_trackio_was_told_live_is_not_written_again(tmp_path: Path) -> None:
+    """Whatever the order of a commit's keys, following and replaying write the same row (report b3)."""
+    told = {"z": 1.0, "a": 2, "m": 3.0}
+    live = open_backend("trackio", path=tmp_path / "t")
+    with logger(tmp_path, run=tmp_path / "run", backends=[live]) as log:
+        for step in range(3):
+            log.commit(0, step, step, told)
+    for tell in (play, follow):
+        (report,) = tell(tmp_path / "run", [open_backend("trackio", path=tmp_path / "t")])
+        assert (0, 3) == (report.sent, report.skipped)
+    (report,) = follow(tmp_path / "run", [open_backend("trackio", path=tmp_path / "again")], **FAST)
+    assert (3, 0) == (report.sent, report.skipped)
+
+
 def test_a_new_run_can_be_followed_to(tmp_path: Path) -> None:
     """With new_run everything is told again, to another directory, across a resume too."""
     run = crashed(tmp_path / "run")
@@ -304,6 +439,76 @@ def test_a_new_run_can_be_followed_to(tmp_path: Path) -> None:
         (report,) = follow(run, [backend], new_run=folder != "tb", **FAST)
         assert (21, 0, str(tmp_path / folder)) == (report.sent, report.skipped, report.target)
         assert CRASHED == steps(tensorboard_rows(tmp_path / folder))
+
+
+def test_statistics_are_told_with_their_step_while_the_run_goes_on(tmp_path: Path) -> None:
+    """A step that has closed is told with the statistics of its values; a replay has nothing to add (f10)."""
+    rows: Rows = []
+
+    def train() -> None:
+        with logger(tmp_path, run=tmp_path / "run") as log:
+            for step in range(6):
+                while step == 5 and 3 not in {told for told, _, _ in rows}:
+                    time.sleep(0.02)
+                for more in (0.0, 1.0, 5.0):
+                    stats_tracker.scalar(reward=step + more)
+                log.commit(0, step, step, stats_tracker.export_all())
+
+    training = threading.Thread(target=train)
+    training.start()
+    (report,) = follow(tmp_path / "run", [Lasting(rows)], stats=["p50", "max"], rename={"^": "a/"}, **FAST)
+    training.join()
+    assert (6, 0, True) == (report.sent, report.partial, report.complete)
+    expected = [
+        {"a/reward": pytest.approx(step + 2), "a/reward/p50": step + 1.0, "a/reward/max": step + 5.0}
+        for step in range(6)
+    ]
+    assert expected == [row for _, row, _ in rows]
+    options: dict[str, Any] = {"stats": ["p50", "max"], "rename": {"^": "a/"}}
+    (report,) = play(tmp_path / "run", [Lasting(rows)], **options)
+    assert (0, 6) == (report.sent, report.skipped)
+    play(tmp_path / "run", [fresh := MemoryBackend()], **options)
+    assert fresh.rows == rows
+
+
+def test_each_attempts_statistics_are_its_own(tmp_path: Path) -> None:
+    """Across a resume every kind of target gets what a replay would tell, histograms too; no row twice."""
+    run = finished(recorded(tmp_path / "run"))
+    asked: dict[str, Any] = {"stats": ["p99", "histogram"], "keys": "a/*"}
+    plain = MemoryBackend()
+    trackio = open_backend("trackio", path=tmp_path / "trackio")
+    reports = follow(run, [plain, open_backend("tensorboard"), trackio], **asked, **FAST)
+    assert [(5, 2, 5), (5, 2, 0), (5, 2, 0)] == [(r.sent, r.superseded, r.untold) for r in reports]
+    play(run, [fresh := MemoryBackend()], **asked)
+    assert fresh.rows == plain.rows
+    (report,) = play(run, [open_backend("trackio", path=tmp_path / "trackio")], **asked)
+    assert (0, 5) == (report.sent, report.skipped)
+
+
+def test_values_that_are_not_there_cost_only_their_statistics(tmp_path: Path) -> None:
+    """Without a payload, or where nothing was recorded, every commit is told, and then that is an error."""
+    for run, keys, message in (
+        (recorded(tmp_path / "off", payload=False), None, "the payload was off or pruned"),
+        (recorded(tmp_path / "none"), "n", "expected recorded values for the statistics, got none"),
+    ):
+        mine = MemoryBackend()
+        with pytest.raises(QueryError, match=message):
+            follow(finished(run), [mine], stats=["p99"], keys=keys, **FAST)
+        assert list(range(5)) == [step for step, _, _ in mine.rows]
+    with pytest.raises(QueryError, match=r"expected statistics of .*got 'mode'"):
+        follow(run, [mine := MemoryBackend()], stats=["mode"], **FAST)
+    assert None is mine.run
+
+
+def test_a_late_evaluation_is_told_without_holding_up_the_training(tmp_path: Path) -> None:
+    """Steps that have closed come in their order; what comes to one of them later, as it is (report a17)."""
+    held = Supplement(recorded(tmp_path / "run"), ["max"], Selection(), Succession(tmp_path / "run"), 0.0)
+    told = held.take([Row(step, {"n": 500}, 1.0, {0: 1.0}) for step in (1, 0)])
+    assert [(0, {"n", "reward/max", "a/v/max"}), (1, {"n", "reward/max", "a/v/max"})] == [
+        (row.step, set(row.metrics)) for row in told
+    ]
+    late = Row(0, {"eval": 1.0}, 2.0, {0: 2.0})
+    assert [late] == held.take([late])
 
 
 TRAINER = """

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eventlog.errors import BackendError
 from replay import open_backend
 from replay.backends.base import Rewriter, Selection
 from replay.backends.directory import MARKER
+from replay.backends.tensorboard_file import proto, step_event
 from replay.steps import Row
-from tests.replay.backend_contract import rows, run_info, snapshot
+from tests.replay.backend_contract import rows, run_info, snapshot, tell
 from tests.replay.readers import tensorboard_events, tensorboard_rows, tensorboard_scalars, tensorboard_texts
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def live(path: Path, told: list[Row], **info: Any) -> None:
     """Tell rows live, in one lifetime."""
-    backend = open_backend("tensorboard", path=path / "tb")
-    backend.open(run_info(path, **info))
-    for row in told:
-        backend.log(row.step, row.metrics, row.time)
-    backend.close()
+    tell(open_backend("tensorboard", path=path / "tb"), path, told, **info)
 
 
 def replayed(path: Path, told: list[Row], **info: Any) -> None:
@@ -115,6 +114,30 @@ def test_values_are_float32_unless_asked_otherwise(tmp_path: Path) -> None:
             if value.metadata.plugin_data.plugin_name == "scalars"
         }
         assert told[0].metrics == exact
+
+
+NUMBERS = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1))
+TAGS = st.one_of(st.text(max_size=9), st.integers(0, 400).map(lambda size: "x" * size))
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(0, 1e10),
+    st.lists(st.dictionaries(TAGS, NUMBERS), min_size=1, max_size=3),
+)
+def test_an_event_is_what_protobuf_would_write(step: int, time: float, told: list[dict[str, float]]) -> None:
+    """Numbers put between names that were encoded before make the bytes of the whole message encoded anew."""
+    summary = proto("summary").Summary
+    for metrics in [*told, *told]:  # the second time from what is known
+        values = [summary.Value(tag=tag, simple_value=number) for tag, number in metrics.items()]
+        whole = proto("event").Event(step=step, wall_time=time, summary=summary(value=values))
+        assert whole.SerializeToString() == step_event(step, time, metrics, double=False)
+        exact = proto("event").Event.FromString(step_event(step, time, metrics, double=True))
+        assert (step, time) == (exact.step, exact.wall_time)
+        shown = [(value.tag, value.tensor.double_val[0]) for value in exact.summary.value]
+        assert [(tag, repr(float(number))) for tag, number in metrics.items()] == [
+            (tag, repr(number)) for tag, number in shown
+        ]
 
 
 def test_a_live_point_is_in_the_file_at_once(tmp_path: Path) -> None:

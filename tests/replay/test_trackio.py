@@ -17,25 +17,22 @@ import pytest
 
 from eventlog.errors import BackendError, BackendGoneError, ConfigError
 from replay import open_backend, play
+from replay.backends import trackio
 from replay.backends.base import Rewriter, Selection
 from replay.backends.trackio_run import names
 from replay.backends.trackio_server import WALL_TIME
-from replay.steps import Row
-from tests.replay.backend_contract import BackendContract, rows, run_info
+from replay.steps import Histogram, Row
+from tests.replay.backend_contract import BackendContract, rows, run_info, tell
 from tests.replay.committed import build
 from tests.replay.readers import Rows, trackio_rows
+from tests.replay.targets import trackio_server
 
 ROOT = Path(__file__).parents[2]
 
 
 def live(path: Path, told: list[Row], *, close: bool = True, **info: Any) -> None:
     """Tell rows live, in one lifetime."""
-    backend = open_backend("trackio", path=path / "trackio")
-    backend.open(run_info(path, **info))
-    for row in told:
-        backend.log(row.step, row.metrics, row.time)
-    if close:
-        backend.close()
+    tell(open_backend("trackio", path=path / "trackio"), path, told, close=close, **info)
 
 
 def replayed(path: Path, told: list[Row], **info: Any) -> tuple[int, int]:
@@ -107,6 +104,52 @@ def test_trackio_itself_reads_it(tmp_path: Path) -> None:
     assert ("exp_trial", 0.5, "abc") == (config["_Group"], config["lr"], config["version_info"]["commit_id"])
 
 
+ODD: dict[str, float] = {
+    "z": 1.0,
+    "a": 2**62 + 1,
+    "nan": float("nan"),
+    "up": float("inf"),
+    "down": float("-inf"),
+    "tiny": 5e-324,
+    "large": 1e16,
+    "timestamp": -0.0,
+}
+
+
+def as_kept(path: Path) -> list[tuple[Any, ...]]:
+    """Return what the file holds, to the byte."""
+    columns = "timestamp, run_id, run_name, step, typeof(metrics), metrics, log_id, space_id"
+    with closing(sqlite3.connect(path / "trackio" / "exp.db")) as database:
+        found = database.execute(f"SELECT {columns} FROM metrics ORDER BY step").fetchall()
+        return [*found, *database.execute("SELECT run_id, run_name, config FROM configs").fetchall()]
+
+
+@pytest.mark.parametrize("trouble", ["no such column", "passed over"])
+def test_replay_keeps_rows_as_trackios_own_storage_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Put beside it or by it, as where the table is another than we know, the file holds the same bytes."""
+    histogram = {"h": Histogram((0.0, 0.5, 1.0), (3, 4))}
+    told = [
+        Row(step, ODD | {"b": step / 3}, 1e9 + step / 7, {}, histogram if step else {}) for step in range(9)
+    ]
+    assert (9, 0) == replayed(tmp_path / "ours", told)
+    other = {
+        "no such column": trackio._INSERT.replace("log_id", "row_id"),
+        "passed over": trackio._INSERT.replace("VALUES (?", "VALUES (NULL * ?"),
+    }
+    monkeypatch.setattr(trackio, "_INSERT", other[trouble])
+    assert (9, 0) == replayed(tmp_path / "theirs", told)
+    assert as_kept(tmp_path / "theirs") == as_kept(tmp_path / "ours")
+    assert 10 == len(as_kept(tmp_path / "ours"))
+
+
+def test_the_order_of_keys_makes_no_other_row(tmp_path: Path) -> None:
+    """Told live as it came and replayed as it is sorted, a row is the same row (report b9)."""
+    live(tmp_path, [Row(3, {"b": 1.0, "a": float("nan")}, 1000.0)])
+    assert (0, 1) == replayed(tmp_path, [Row(3, {"a": float("nan"), "b": 1.0}, 1000.0)])
+
+
 def test_the_same_names_in_another_directory_are_another_run(tmp_path: Path) -> None:
     """Two directories of one experiment and trial keep ids of their own, always the same (report a16)."""
     for uid, steps in (("a" * 32, range(3)), ("b" * 32, range(5)), ("a" * 32, range(3, 4))):
@@ -163,6 +206,15 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
         live(tmp_path, rows(range(1)))
 
 
+def test_a_file_that_is_no_database_is_said(tmp_path: Path) -> None:
+    """What lies there under the project's name and is something else is an error of ours."""
+    (tmp_path / "trackio").mkdir()
+    (tmp_path / "trackio" / "exp.db").write_bytes(b"no database at all" * 100)
+    for told in (live, replayed):
+        with pytest.raises(BackendError, match="expected to reach trackio, got file is not a database"):
+            told(tmp_path, rows(range(1)))
+
+
 LIVE = """
 import os, signal, sys
 from pathlib import Path
@@ -210,6 +262,26 @@ replayed(path, told())
 """
 
 
+HALF = """
+CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, timestamp TEXT NOT NULL,
+    run_name TEXT NOT NULL, step INTEGER NOT NULL, metrics TEXT NOT NULL)
+"""
+
+
+@pytest.mark.parametrize("made", ["PRAGMA user_version = 0", HALF])
+def test_a_file_that_is_half_made_is_finished(tmp_path: Path, made: str) -> None:
+    """Who made the file was killed over it: replay and live logging go on as with a new one (report b5)."""
+    for name in ("replayed", "live"):
+        file = tmp_path / name / "trackio" / "exp.db"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        with closing(sqlite3.connect(file)) as database:
+            database.execute(made)
+    assert (3, 0) == replayed(tmp_path / "replayed", rows(range(3)))
+    live(tmp_path / "live", rows(range(3)))
+    assert as_told(rows(range(3))) == held(tmp_path / "replayed") == held(tmp_path / "live")
+
+
 @pytest.mark.parametrize(
     "fatal",
     ["25", "_tidy", *(pytest.param(moment, marks=pytest.mark.long) for moment in ("5", "39", "_mark"))],
@@ -228,36 +300,12 @@ def test_a_killed_replay_made_again_ends_as_if_made_once(tmp_path: Path, fatal: 
 # -- the server ------------------------------------------------------------------------------------
 
 
-SERVER = """
-import sys, time, trackio
-_, url, *_ = trackio.show(open_browser=False, block_thread=False, host="127.0.0.1")
-print("URL", url, flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A server of Trackio's own, and the directory it writes to."""
     folder = tmp_path_factory.mktemp("server")
-    environment = {
-        **os.environ,
-        "TRACKIO_DIR": str(folder),
-        "TRACKIO_WRITE_TOKEN": "token",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        url = next(line.split()[1] for line in process.stdout if line.startswith("URL"))
-        yield url.rstrip("/"), folder
-        process.kill()
+    with trackio_server(folder) as url:
+        yield url, folder
 
 
 @pytest.mark.long

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from eventlog.errors import BackendError, ConfigError
 from replay import open_backend
 from replay.backends.base import Rewriter, Selection
-from replay.backends.wandb import names
+from replay.backends.wandb_names import names
 from replay.steps import Row
-from tests.replay.backend_contract import ODD_NAMES, rows, run_info, snapshot
+from tests.replay.backend_contract import ODD_NAMES, rows, run_info, snapshot, tell
 from tests.replay.readers import wandb_files, wandb_history, wandb_records, wandb_rows
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,7 @@ def test_nothing_to_tell_makes_no_run(tmp_path: Path) -> None:
 LIVE = """
 import sys
 from pathlib import Path
+from eventlog.errors import BackendError, ConfigError
 from replay import open_backend
 from tests.replay.backend_contract import rows, run_info
 path, fatal = Path(sys.argv[1]), sys.argv[2] == "kill"
@@ -174,10 +176,42 @@ def test_a_second_lifetime_has_a_directory_of_its_own_and_one_replay_joins_them(
     """Offline, every lifetime is a directory; the log's replay is one continuous run (report b12)."""
     for steps in (range(6), range(4, 9)):
         backend = open_backend("wandb", mode="offline", path=tmp_path / f"live-{steps.start}")
-        backend.open(run_info(tmp_path))
-        for row in rows(steps):
-            backend.log(row.step, row.metrics, row.time)
-        backend.close()
+        tell(backend, tmp_path, rows(steps))
     assert 2 == len(wandb_files(tmp_path))
     replayed(tmp_path / "replay", rows(range(9)))
     assert list(range(9)) == [step for step, _, _ in wandb_rows(tmp_path / "replay")]
+
+
+def test_experiments_whose_names_no_project_can_have(tmp_path: Path) -> None:
+    """They get one that is as close as can be, live and replayed, and ids that tell them apart."""
+    ids = set()
+    for number, experiment in enumerate(("a/b", "a#b", "a-b", "e" * 200)):
+        path = tmp_path / str(number)
+        backend = open_backend("wandb", mode="offline", path=path / "live")
+        tell(backend, path, rows(range(2)), experiment=experiment)
+        replayed(path / "replay", rows(range(2)), experiment=experiment)
+        for file in wandb_files(path):
+            run = run_record(file)
+            assert {"a-b", "e" * 128} >= {run.project}
+            ids.add((number, run.run_id))
+    assert 4 == len(ids)
+    with pytest.raises(ConfigError, match=r"expected a wandb project without any of .*got 'a/b'"):
+        replayed(tmp_path / "x", rows(range(1)), config={"wandb": {"project": "a/b"}})
+
+
+def test_what_wandb_refuses_is_an_error_of_ours(tmp_path: Path) -> None:
+    """The same run twice in one process: wandb's own error becomes a BackendError that says where."""
+    first, second = (open_backend("wandb", mode="offline", path=tmp_path / "w", id="same") for _ in range(2))
+    first.open(run_info(tmp_path))
+    try:
+        with pytest.raises(BackendError, match=r"expected wandb to take the run, got .*same"):
+            second.open(run_info(tmp_path))
+    finally:
+        first.close()
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """Offline files need a directory: which, and how another is given."""
+    (tmp_path / "w").write_text("in the way")
+    with pytest.raises(BackendError, match=r"another can be given as wandb\.path\), got .*: .*/w$"):
+        open_backend("wandb", mode="offline", path=tmp_path / "w").open(run_info(tmp_path))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
 
 from eventlog.errors import BackendError, BackendGoneError, ConfigError, RefusedError
 from replay import MemoryBackend, open_backend, play
-from replay.backends.wandb import names
+from replay.backends.wandb_names import named_as, names
 from replay.steps import Row
 from tests.replay.backend_contract import BackendContract, rows, run_info
 from tests.replay.committed import build
@@ -87,6 +82,7 @@ def test_each_step_is_sent_once_whatever_happened(server: WandbServer, tmp_path:
     tell(online(server, tmp_path), tmp_path, rows(range(15)))
     assert [(row.step, row.metrics, row.time) for row in rows(range(15))] == server.rows(tmp_path.name)
     assert 0 == server.runs[tmp_path.name].exit_code
+    assert "wandb-events.jsonl" not in server.runs[tmp_path.name].files  # of this machine (report f9)
 
 
 def test_the_run_is_named_and_described(server: WandbServer, tmp_path: Path) -> None:
@@ -106,12 +102,24 @@ def test_the_run_is_named_and_described(server: WandbServer, tmp_path: Path) -> 
     assert '"layers":2' in (server.runs[name].config or "").replace(" ", "")
 
 
+@pytest.mark.long
+def test_an_archive_that_cannot_be_written_can_be_told(server: WandbServer, tmp_path: Path) -> None:
+    """Without RUN/live wandb's own files lie in a passing place, of which nothing stays (report b13)."""
+    run = build(tmp_path / "run", (range(5), lambda step: {"v": float(step)}))
+    (run / "live").write_text("a file, as good as a read-only directory")
+    before, passing = (
+        set(Path(gettempdir()).glob("areal-metrics-*")),
+        open_backend("wandb", mode="online", id="ro", api_key=KEY, base_url=server.url, timeout=20.0),
+    )
+    (report,) = play(run, [passing], cursors=tmp_path / "cursors")
+    assert 5 == report.sent == len(server.rows("ro"))
+    assert before == set(Path(gettempdir()).glob("areal-metrics-*"))
+
+
 def test_a_suffix_tells_directories_apart(tmp_path: Path) -> None:
     """The same names keep AReaL's id in any directory; `unique` is the directory's own (report a16)."""
     about = {
-        (suffix, uid): open_backend("wandb", id_suffix=suffix)._about(run_info(tmp_path, id=uid * 32), 0.0)[
-            "id"
-        ]  # pyright: ignore[reportAttributeAccessIssue]
+        (suffix, uid): named_as(run_info(tmp_path, id=uid * 32), {"id_suffix": suffix}, 0.0)["id"]
         for suffix in ("train", "unique")
         for uid in "ab"
     }
@@ -170,7 +178,7 @@ def test_a_row_too_large_is_refused_alone(
     server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten rows, one above the limit: nine arrive, one is refused and counted (report b13)."""
-    monkeypatch.setattr("replay.backends.wandb._LARGEST_ROW", 10_000)
+    monkeypatch.setattr("replay.backends.wandb_file.LARGEST_ROW", 10_000)
     run = build(
         tmp_path / "run",
         (range(10), lambda step: {f"k{i}": 1.0 for i in range(1000 if step == 5 else 2)}),
@@ -178,34 +186,17 @@ def test_a_row_too_large_is_refused_alone(
     (report,) = play(run, [online(server, tmp_path)])
     assert (9, 1, False) == (report.sent, report.refused, report.complete)
     assert [step for step in range(10) if step != 5] == [step for step, _, _ in server.rows(tmp_path.name)]
-    offline = open_backend("wandb", mode="offline", path=tmp_path / "off")
-    (report,) = play(run, [offline], cursors=tmp_path / "cursors")
-    assert (9, 1) == (report.sent, report.refused)
-
-
-def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
-    """On a terminal, without a key, opening fails at once instead of asking."""
-    code = (
-        "from pathlib import Path; from replay import open_backend; "
-        "from tests.replay.backend_contract import run_info\n"
-        f"open_backend('wandb', mode='online').open(run_info(Path({str(tmp_path)!r})))"
-    )
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9"}
-    master, slave = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        stdin=slave,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-        text=True,
-    )
-    os.close(slave)
-    os.close(master)
-    assert "expected WANDB_API_KEY or `wandb login` for wandb mode online, got neither" in done.stderr
+    (report,) = play(run, [online(server, tmp_path)])
+    assert (0, 9, "5") == (report.sent, report.skipped, report.refused_steps)
+    for sent in (9, 0):
+        offline = open_backend("wandb", mode="offline", path=tmp_path / "off")
+        (report,) = play(run, [offline], cursors=tmp_path / "cursors")
+        assert (sent, 9 - sent, 1, "5") == (
+            report.sent,
+            report.skipped,
+            report.refused,
+            report.refused_steps,
+        )
 
 
 def test_several_runs_one_of_them_gone(server: WandbServer, tmp_path: Path) -> None:
@@ -216,6 +207,21 @@ def test_several_runs_one_of_them_gone(server: WandbServer, tmp_path: Path) -> N
     with pytest.raises(BackendGoneError, match="expected wandb to take the run"):
         play(run, [online(server, tmp_path), memory])
     assert [0, 1, 2, 3, 4] == [step for step, _, _ in memory.rows]
+
+
+@pytest.mark.long
+def test_a_deleted_run_can_be_told_to_a_new_one(server: WandbServer, tmp_path: Path) -> None:
+    """Its id can never be used again: that is said; --new-run tells all, and is gone on with (report b4)."""
+    run = build(tmp_path / "run", (range(5), lambda step: {"v": float(step)}))
+    play(run, [online(server, tmp_path)])
+    server.delete(tmp_path.name)
+    with pytest.raises(BackendGoneError, match="previously created and deleted"):
+        play(run, [online(server, tmp_path, timeout=3.0)])
+    for new, sent in ((True, 5), (False, 0)):
+        (report,) = play(run, [online(server, tmp_path)], new_run=new)
+        assert (sent, 5 - sent, True) == (report.sent, report.skipped, report.complete)
+    ((name, told),) = server.runs.items()
+    assert (True, 5) == (name.startswith(f"{tmp_path.name}-"), len(told.history))
 
 
 def test_in_shared_mode_the_true_step_is_a_metric(server: WandbServer, tmp_path: Path) -> None:
@@ -229,37 +235,6 @@ def test_in_shared_mode_the_true_step_is_a_metric(server: WandbServer, tmp_path:
     got = [{k: v for k, v in row.items() if k not in OWN} for row in server.runs[tmp_path.name].history]
     assert [{"a": 1.0, "~global_step": 2.0, "global_step": 5}, {"a": 3.0, "global_step": 9}] == got
     assert [1000.0, 1010.0] == [row["_timestamp"] for row in server.runs[tmp_path.name].history]
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from replay import open_backend, play
-path, url = Path(sys.argv[1]), sys.argv[2]
-options = {"mode": "online", "id": "rid", "path": path / "w", "api_key": "x" * 40, "base_url": url}
-play(path / "run", [open_backend("wandb", **options)])
-"""
-
-
-@pytest.mark.long
-def test_a_killed_replay_made_again_ends_as_if_made_once(server: WandbServer, tmp_path: Path) -> None:
-    """Killed at five moments and run again: each step once; a further replay sends nothing (report b5)."""
-    run = build(tmp_path / "run", (range(200), lambda step: {"v": step / 7}))
-    for moment in range(5):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), server.url], cwd=ROOT)
-        while not any("UpsertBucket" in request for request in server.requests):
-            assert None is process.poll()
-            time.sleep(0.02)
-        time.sleep(0.05 * moment)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        server.requests.clear()
-        time.sleep(2.5)  # wandb-core, orphaned, may send what it has
-    for sent in (200 - len(server.runs["rid"].history), 0):
-        backend = online(server, tmp_path, id="rid")
-        (report,) = play(run, [backend], cursors=tmp_path / "cursors")
-        assert sent == report.sent
-    assert list(range(200)) == [step for step, _, _ in server.rows("rid")]
 
 
 def test_a_run_that_appears_without_history_begins_at_zero(server: WandbServer, tmp_path: Path) -> None:
@@ -284,7 +259,7 @@ def test_a_row_that_is_refused_names_its_size(
     server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal says limit and size, and the backend goes on."""
-    monkeypatch.setattr("replay.backends.wandb._LARGEST_ROW", 100)
+    monkeypatch.setattr("replay.backends.wandb_file.LARGEST_ROW", 100)
     backend = online(server, tmp_path)
     backend.open(run_info(tmp_path))
     with pytest.raises(RefusedError, match="expected a row of at most 100 bytes, got 3"):

@@ -323,11 +323,16 @@ def test_errors_while_running_are_query_errors(run):
 
 
 def test_a_session_is_closed_by_its_context(run):
-    """After the block the session answers no more."""
-    with run.open() as session:
-        session.sql("select 1")
-    with pytest.raises(errors.QueryError, match=r"Connection.*closed"):
-        session.sql("select 1")
+    """After the block the session answers no SQL any more, whether or not it was asked before."""
+    with run.open() as asked:
+        asked.sql("select 1")
+    with run.open() as unasked:
+        pass
+    for session in (asked, unasked):
+        for ask in (lambda s: s.sql("select 1"), lambda s: s.schema(), lambda s: s.keys()):
+            with pytest.raises(errors.QueryError, match="expected an open session, got one that was closed"):
+                ask(session)
+        session.close()
 
 
 def test_readers_and_a_writer_do_not_meet(run):

@@ -1,0 +1,164 @@
+"""What a target has acknowledged, as spans: never more than was told, and all that was told alike."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.acknowledged import Acknowledged, Span, Telling
+from replay.steps import Histogram, Row
+
+
+def row(step: int, time: float, *keys: str, attempt: int = 0) -> Row:
+    return Row(step, dict.fromkeys(keys or ("v",), 1.0), time, {attempt: time})
+
+
+def begun(telling: Telling = Telling()) -> Acknowledged:  # noqa: B008  (frozen)
+    told = Acknowledged()
+    told.begin(telling)
+    return told
+
+
+def test_an_ordinary_run_is_one_span() -> None:
+    """A thousand commits one after another, each with keys of its own, take no more room than one."""
+    told = begun()
+    for step in range(1000):
+        told.take(row(step, 10.0 + step, *(("v", "eval") if step % 10 == 0 else ("v",))))
+    assert [[0, 0, 0, 999, 10.0, 1009.0]] == [span.as_list() for span in told.spans]
+    assert [("eval", "v")] == [telling.keys for telling in told.tellings]
+
+
+def test_a_commit_that_was_not_told_lies_in_no_span() -> None:
+    """In the middle, late, of another attempt: what the target did not get is not known."""
+    told = begun()
+    for step in (0, 1, 2):
+        told.take(row(step, 10.0 + step))
+    late = row(1, 12.5)
+    told.miss(late)
+    told.miss(row(3, 13.0))
+    for step in (4, 5):
+        told.take(row(step, 10.0 + step))
+    assert [True, True, True, False, True, True] == [told.knows(row(step, 10.0 + step)) for step in range(6)]
+    assert not told.knows(late)
+    assert not told.knows(row(2, 12.0, attempt=1))
+    assert 2 == len(told.spans)
+
+
+def test_a_session_goes_on_beside_what_it_passes() -> None:
+    """Of a story read from its beginning the new rows lengthen the span; those of a part of it do not."""
+    told = begun()
+    for step in range(3):
+        told.take(row(step, 10.0 + step))
+    told.begin(Telling())
+    assert [True] * 3 == [told.passes(row(step, 10.0 + step)) for step in range(3)]
+    told.take(row(3, 13.0))
+    assert 1 == len(told.spans)
+    told.begin(Telling())
+    told.take(row(6, 16.0))
+    assert [(0, 3), (6, 6)] == [(span.first, span.last) for span in told.spans]
+
+
+def test_what_is_told_otherwise_is_compared_by_its_names() -> None:
+    """Fewer keys were told, too; other names, statistics and histograms were not."""
+    told = begun()
+    told.take(row(0, 10.0, "a", "b"))
+    histogram = Row(0, {"a": 1.0}, 10.0, {0: 10.0}, {"a/histogram": Histogram((0.0, 1.0), (1,))})
+    for telling, asked, known in (
+        (Telling("a"), row(0, 10.0, "a"), True),
+        (Telling("", "p99"), row(0, 10.0, "a", "a/p99"), False),
+        (Telling("", "histogram"), histogram, False),
+        (Telling("", "", "a = b"), row(0, 10.0, "b"), False),
+    ):
+        told.begin(telling)
+        assert known == told.knows(asked), telling
+    told.take(histogram)  # told with "a = b" as the renaming: known then, and only so
+    assert told.knows(histogram)
+
+
+def test_what_lay_there_unseen_is_believed_as_far_as_it_can_be() -> None:
+    """All that was committed by then up to the last step, under its own names."""
+    told = begun()
+    told.believe(5, 100.0)
+    assert told.knows(row(5, 99.0, attempt=3))
+    assert not told.knows(row(6, 99.0))
+    assert not told.knows(row(5, 101.0))
+    for telling in (Telling("", "", "v = w"), Telling("", "p99")):
+        told.begin(telling)
+        assert not told.knows(row(5, 99.0))
+
+
+class Commit(NamedTuple):
+    step: int
+    time: float
+    attempt: int
+    keys: frozenset[str]
+
+    def row(self, chosen: str) -> Row:
+        keys = self.keys & set(chosen or "ab")
+        return Row(self.step, dict.fromkeys(sorted(keys), 0.0), self.time, {self.attempt: self.time})
+
+
+KEYS = st.sampled_from(["a", "b", "ab"]).map(frozenset)
+COMMITS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1), KEYS), max_size=25).map(
+    lambda all_: [Commit(step, float(time), attempt, keys) for time, (step, attempt, keys) in enumerate(all_)]
+)
+SESSIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["live", "replay"]),
+        st.sampled_from(["", "", "a", "b"]),  # which keys
+        st.integers(0, 12),  # since
+        st.sets(st.integers(0, 12)),  # refused or lost
+        st.integers(-1, 12),  # what the target turns out to hold after it
+    ),
+    max_size=4,
+)
+
+
+@given(COMMITS, SESSIONS)
+def test_it_never_says_more_than_was_told(commits: list[Commit], sessions: list[tuple]) -> None:
+    """Live in the order of time, replayed in that of steps, whatever was lost: known is what was told.
+
+    The target takes ascending steps only; after each session it may turn out to hold less.
+    """
+    told, truth = Acknowledged(), dict[Commit, set[str]]()
+    for kind, chosen, since, lost, last in sessions:
+        told.begin(Telling(chosen))
+        seen = [commit for commit in commits if commit.step >= since and commit.row(chosen).metrics]
+        if kind == "replay":
+            seen.sort()
+        top = max((commit.step for commit in truth), default=-1)
+        steps: list[list[Commit]] = []
+        for commit in seen:
+            if commit.step > top:
+                steps.append([commit])
+                top = commit.step
+            elif steps and steps[-1][0].step == commit.step:  # merged into the step that is open
+                steps[-1].append(commit)
+            elif kind == "live" or not told.passes(commit.row(chosen)):
+                told.miss(commit.row(chosen))
+        for group in steps:
+            parts = [commit.row(chosen) for commit in group]
+            newest = {commit.attempt: commit.time for commit in group}
+            merged = Row(group[0].step, {k: 0.0 for p in parts for k in p.metrics}, parts[0].time, newest)
+            if merged.step in lost:
+                told.miss(merged)
+                continue
+            told.take(merged)
+            assert all(map(told.knows, parts))
+            for commit, part in zip(group, parts, strict=True):
+                truth.setdefault(commit, set()).update(part.metrics)
+        told.cut(last)
+        truth = {commit: keys for commit, keys in truth.items() if commit.step <= last}
+        if not told.spans:
+            assert {} == truth
+        written = json.loads(json.dumps([span.as_list() for span in told.spans]))
+        assert told.spans == [Span.of(some) for some in written]
+        for asked in ("", "a", "b"):
+            told.begin(Telling(asked))
+            for commit in commits:
+                part = commit.row(asked)
+                if told.knows(part):
+                    assert part.metrics.keys() <= truth.get(commit, set())
