@@ -27,8 +27,8 @@ def verify(run_dir: RunDir, as_json: Json = False) -> None:
 
     A line per file: good frames and their rows, damaged ones, what is wrong. A segment is its stream and its
     index. What is being written while it is checked is no damage. The tables are checked, too. A commit whose
-    number is missing is lost, with what is known of it. Exit code 3 when anything is damaged, missing or was
-    lost, 1 when there is no run to check.
+    number is missing is lost, with what is known of it, as are values that were in flight when their process
+    was killed. Exit code 3 when anything is damaged, missing or was lost, 1 when there is no run to check.
     """
     from aggregator import verify as run
 
@@ -82,7 +82,8 @@ def _say_lost(losses: Sequence[dict[str, Any]]) -> None:
             render.say(f"lost, as the processes noted: {rows} rows in {len(noted)} places")
         for loss in losses:
             if loss["cause"] == "missing":
-                render.say(f"lost: {loss['detail']}, of {loss['role']}-{loss['rank']}")
+                step = "" if loss["step"] is None else f" (step {loss['step']})"
+                render.say(f"lost: {loss['detail']}{step}, of {loss['role']}-{loss['rank']}")
 
 
 @app.command(epilog=example("recover runs/a runs/a-recovered", "recover runs/a saved --json"))

@@ -96,6 +96,7 @@ class _Board:
     times: list[int] = field(default_factory=list[int])  # of its commits
     state: str = ""
     _looked: float = -_STATE_SECONDS  # for its state
+    _led: set[str | None] = field(default_factory=set[str | None])  # keys that the leader says
 
     def __post_init__(self) -> None:
         from eventlog import Follower
@@ -109,8 +110,11 @@ class _Board:
             rows = told.commit.to_pylist()
             self.times = [*self.times[-1000:], *(_us(row["time"]) for row in rows[:1] if row["time"])]
             parts: dict[int, dict[str, Any]] = {}
+            if rows[0]["leader"]:
+                self._led.update(row["key"] for row in rows)
             for row in rows:
-                if row["key"] is not None and self._chosen(row["key"]):
+                speaks = rows[0]["leader"] or row["key"] not in self._led
+                if row["key"] is not None and speaks and self._chosen(row["key"]):
                     exact = row["value_int"]
                     value = row["value"] if exact is None else exact
                     parts.setdefault(row["sub_index"] or 0, {})[row["key"]] = value

@@ -56,3 +56,11 @@ def histograms(masks: Iterable[Masked], frame: Frame, key: str | None, found: di
         for spec, record, counts in block.asked(key):
             frame.tags[record] = histogram.tags(spec.quantiles)
             found[spec] = counts if spec not in found else found[spec] + counts
+
+
+def again(masked: Masked, since_id: int) -> Masked:
+    """Return a drained mask for more to be under it; one with an id below `since_id` is of another log."""
+    masked.drained = False
+    if UNLOGGED < masked.record_id < since_id:
+        masked.record_id, masked.counted = UNLOGGED, False
+    return masked

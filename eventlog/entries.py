@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     Bools = NDArray[np.bool_]
@@ -73,6 +74,20 @@ class Entries(NamedTuple):
             sealed = stop if good[place] else sealed
         return self._replace(good=good)
 
+    def holes(self, sealed: int) -> Iterator[tuple[int, int]]:
+        """Yield (place, bytes) of frames before which there are bytes of which no record speaks.
+
+        Frames lie end to end: the records of those bytes are gone. Where one beside them is damaged that is
+        told already. `sealed`: where the frame before the first one ends.
+        """
+        places = np.flatnonzero(self.frames)
+        starts = self.table["offset"][places]
+        before = np.append(sealed, (starts + self.table["length"][places])[:-1])
+        for i in np.flatnonzero(starts > before).tolist():
+            known = before[i] or not self.first  # else reading begins here
+            if known and self.good[places[i - 1] if i else 0 : places[i]].all():
+                yield self.first + int(places[i]), int(starts[i] - before[i])
+
     def and_then(self, others: Entries) -> Entries:
         """Return them and others that follow them."""
         if not len(self.good):
@@ -104,6 +119,15 @@ class Entries(NamedTuple):
         rows = zip(self.table.tolist(), self.good.tolist(), strict=True)
         for slot, (values, good) in enumerate(rows, self.first):
             yield slot, record_of(values) if good else None
+
+
+class Sealed(NamedTuple):
+    """An entry of an index: its place, what it says (None: damaged); of a frame that was read, its rows."""
+
+    slot: int
+    record: IndexRecord | None
+    read: bool = False  # whether it is a frame that was asked for
+    batch: pa.RecordBatch | None = None  # None, though read: damaged
 
 
 def record_of(values: Any) -> IndexRecord:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .errors import NotARunError
-from .life import is_dead
+from .life import is_dead, read_end
 from .reader import RunReader, by_session
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
-from .sealed import READ_BYTES, read_end
+from .sealed import READ_BYTES
 from .windows import Completeness
 
 if TYPE_CHECKING:

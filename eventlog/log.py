@@ -104,7 +104,8 @@ class Log:
     ) -> int:
         """Make this process the leader of a new attempt of the run (or of the one it was given).
 
-        `started_us` is when it began (now, if not given): a history that is imported began long ago.
+        One process of all calls it, rank 0 of its world: every claim is an attempt of its own. `started_us`
+        is when it began (now, if not given): a history that is imported began long ago.
         """
         info = {
             "started_us": time.time_ns() // 1000 if started_us is None else started_us,
@@ -266,8 +267,9 @@ class Log:
 
         Returns whether the commit and everything since the last one is written (a SIGKILL cannot take it
         back); after a loss, and past COMMIT_SECONDS, it warns, counts `not_durable` and returns False.
-        `metrics` has one dict per sub-index; `time_us` is when it happened (now, if not given);
-        `restored_step` is the last_commit_step the logger was restored with.
+        `metrics` has one dict per sub-index (another process's are kept, and stand for what the leader does
+        not say of the step); `time_us` is when it happened (now, if not given); `restored_step` is the
+        last_commit_step the logger was restored with.
         """
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
         parts = _checked(metrics)

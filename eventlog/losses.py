@@ -53,9 +53,11 @@ class Losses:
         """Note a counted loss again: what was noted is gone."""
         _add(self._unsaid, loss)
 
-    def pay(self) -> Loss | None:
-        """Take the first loss that is to be noted."""
-        return self._unsaid.pop(next(iter(self._unsaid))) if self._unsaid else None
+    def pay(self, *, known: bool = False) -> Loss | None:
+        """Take the first loss that is to be noted; `known`: the first whose step no commit is awaited for."""
+        found = (place for place, loss in self._unsaid.items() if not known or not _is_unbound(loss))
+        place = next(found, None)
+        return None if place is None else self._unsaid.pop(place)
 
     def unsaid(self) -> list[Loss]:
         """Return those that are to be noted."""
@@ -85,6 +87,10 @@ def told(losses: Iterable[Loss]) -> str:
         words += [f"{unknown} window{'s' * (unknown > 1)} without a step"] if unknown else []
         said += [f"{_NAMES[stream]} of {' and '.join(words)}"] if words else []
     return "; ".join(said)
+
+
+def _is_unbound(loss: Loss) -> bool:
+    return loss.step is None and loss.window >= 0 and loss.stream in _OF_WINDOWS
 
 
 def _add(losses: dict[Place, Loss], loss: Loss) -> None:

@@ -1,4 +1,4 @@
-"""Which machine this is, as far as process ids mean the same on it, and whether a process of it still runs."""
+"""Which machine this is: where process ids mean the same; and whether a process of it still runs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 def step_back() -> None:
     """Let this thread no longer take a core from one that runs when it is woken (Linux; else nothing).
 
-    A batch thread has the same share of the time, but waits for it. Else the first thing a writer does when an
+    A batch thread has the same share of the time, but waits for it. Else the first thing it does when an
     export wakes it is to interrupt that export, or the one of another rank, on the core it was put on.
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:

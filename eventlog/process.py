@@ -112,10 +112,11 @@ def current() -> Log | None:
 def _install(log: Log) -> Log:
     global _current, _after_fork
     _current, _after_fork = log, None
-    if elsewhere := log.overflow.open():
-        _say_left(elsewhere)
+    elsewhere = log.overflow.open()
     _chain_sigterm()
     ending.watch(_drain_at_exit)
+    if elsewhere:
+        _say_left(elsewhere)
     return log
 
 
@@ -124,7 +125,7 @@ def _say_left(values: dict[str, int]) -> None:
     keys = sorted(values)
     named = ", ".join(map(repr, keys[:5])) + (", …" if len(keys) > 5 else "")
     warnings.warn(
-        f"expected an export before the log before was stopped; {sum(values.values())} values of {named} were "
+        f"expected an export before the last log was stopped; {sum(values.values())} values of {named} were "
         "written down in it, in a window that stays incomplete: they count in no metric",
         stacklevel=4,
     )

@@ -6,27 +6,29 @@ At most one segment is open a pass, and one frame, or some megabytes of small on
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from .absence import judge, judge_claims, judge_gone
 from .blocks import Sort, pieces
+from .entries import record_of
 from .errors import ManifestError
 from .files import is_there
 from .gaps import missing
 from .life import is_dead, is_over
 from .manifest import read_json
 from .rundir import Problem, Producer, RunDir, SegmentFile
-from .schema import ENTRY_SIZE, IndexRecord, LossCause, RecordType, Stream
+from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
 from .sealed import SILENT_SECONDS, SealedSegment
 from .seen import Seen
-from .segment import NOTHING_TOLD, Loss, Pruned, Told
+from .segment import Pruned, loss_of, told_by
 from .shortfall import shortfall
-from .windows import Completeness, WindowSet
+from .state import SessionState
+from .windows import Completeness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,25 +45,6 @@ if TYPE_CHECKING:
 
 MOVED: Final = "tables/moved.json"  # names the payload streams whose rows are in tables alone
 _UNLISTED: Final = 64
-
-
-@dataclass(slots=True)
-class SessionState:
-    """How far one process got. Its records decide which windows count; payload is told apart."""
-
-    producer: Producer
-    complete: WindowSet = field(default_factory=WindowSet)  # windows with all their records
-    incomplete: WindowSet = field(default_factory=WindowSet)  # with some missing, damaged or still to come
-    payload: WindowSet = field(default_factory=WindowSet)  # with all their payload, as its index says
-    heartbeat_us: int = 0  # last sign of life, UTC
-    ended: bool = False  # closed in order
-    policy: str = ""  # which of the payload the process kept (full, sample, off …); "": unknown
-    losses: list[Loss] = field(default_factory=list[Loss])  # as the process noted them, and what is missing
-    pruned: set[int] = field(default_factory=set[int])  # payload segments removed to keep a budget …
-    prunes: list[Pruned] = field(default_factory=list[Pruned])  # … and what was in them
-    told: Told = NOTHING_TOLD  # what the process said of itself with its last sign of life
-    bytes: Counter[Stream] = field(default_factory=Counter[Stream])  # on the disk, indexes included
-    unsealed: Counter[Stream] = field(default_factory=Counter[Stream])  # of a frame begun and not finished
 
 
 class Place(NamedTuple):
@@ -155,6 +138,7 @@ class RunReader:
         self._dead.clear()
         found = [self._state(files) for files in by_session(self.run.segments())]
         self.run.judge_empty(SILENT_SECONDS)
+        judge_claims(self.run, (state.producer.session for state in found))
         return found
 
     # Segments
@@ -177,7 +161,12 @@ class RunReader:
     ) -> SealedSegment:
         """Open a segment; what is wrong with it becomes a problem of this reader."""
         return SealedSegment(
-            file, self.run.found, newest=newest, dead=lambda: self._is_dead(file), columns=columns
+            file,
+            self.run.found,
+            newest=newest,
+            dead=lambda: self._is_dead(file),
+            owns=self.run.owns,
+            columns=columns,
         )
 
     def places(self, files: Iterable[SegmentFile]) -> Iterator[Place]:
@@ -271,6 +260,7 @@ class RunReader:
         state.payload = self._account(streams.get(Stream.PAYLOAD, []), state).complete
         own = streams.get(Stream.COMMITS, [])
         commits = self._account(own, state)
+        judge(self.run, files, state)
         noted = [loss.window for loss in state.losses if loss.stream is Stream.COMMITS]
         state.losses += missing(commits, noted, self._walked(own), lambda: self._is_dead(own[-1]))
         late = state.complete.without(state.payload)
@@ -289,7 +279,7 @@ class RunReader:
                 if place.after_gap or segment.header is None:
                     windows.gap()
                 if not segment.slots:
-                    self._judge_nothing(segment, place, after=ended)
+                    self._judge_nothing(segment, place, state, after=ended)
                 frames = False
                 for run in segment.runs():
                     self._count_all(segment, run, state, windows)
@@ -300,18 +290,22 @@ class RunReader:
                 state.unsealed[stream] += segment.unsealed
                 state.heartbeat_us = max(state.heartbeat_us, segment.seen_us)
                 ended = segment.ended
+                if ended and place.newest:
+                    state.closed.add(stream)
                 if stream is Stream.RECORDS:
                     state.ended = ended
                     state.policy = segment.policy or state.policy
-        self._judge_gone(gone, state)
+        judge_gone(self.run, gone, state, self.pruned)
         return windows
 
-    def _judge_nothing(self, segment: SealedSegment, place: Place, *, after: bool) -> None:
+    def _judge_nothing(
+        self, segment: SealedSegment, place: Place, state: SessionState, *, after: bool
+    ) -> None:
         """A segment without its schema is one just begun, or the last one of a killed process, or damage.
 
-        Not the last one when the segment before was ended `after` it was begun.
+        Not the last one when the segment before was ended `after` it was begun, or the process spoke of it.
         """
-        first = place.file.number == 0 and place.file.stream is Stream.RECORDS
+        first = place.file.number < state.told.segments(place.file.stream)
         told = segment.header is None and segment.bytes >= ENTRY_SIZE
         if not told and (not place.newest or ((first or after) and self._is_dead(place.file))):
             reason = "seals nothing: its process wrote no more, or it is gone"
@@ -328,16 +322,6 @@ class RunReader:
         kin = self.run.segments_of(file.role, file.rank) if events else self.run.segments(stream)
         return self._walked(one for one in kin if (one.session, one.stream) == (file.session, stream))
 
-    def _judge_gone(self, files: list[SegmentFile], state: SessionState) -> None:
-        """A stream that is gone is damage, but for payload whose removal the process has noted."""
-        if unnoted := [f for f in files if f.stream is Stream.PAYLOAD and f.number not in state.pruned]:
-            state.pruned |= self.pruned(unnoted[0])
-        for file in files:
-            if file.stream is Stream.PAYLOAD and file.number in state.pruned:
-                self.run.found.clear(file.data)
-            else:
-                self.run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
-
     def _count_all(
         self, segment: SealedSegment, run: Entries, state: SessionState, windows: Completeness
     ) -> None:
@@ -345,12 +329,18 @@ class RunReader:
         frames, types = run.table[run.frames], run.table["type"]
         signs = run.table[np.isin(types, (RecordType.HEARTBEAT, RecordType.END))]
         unread = segment.file.stream is Stream.PAYLOAD  # it is not read for this
-        good = segment.has_data and self._seen.all_right(segment.data_path, run, unread=unread)
+        good = (
+            segment.has_data
+            and not segment.holes
+            and self._seen.all_right(segment.data_path, run, unread=unread)
+        )
         if good and len(frames) + len(signs) == len(types) and run.good.all() and windows.frames(frames):
-            if len(signs):
-                state.told = Told(int(signs["offset"][-1]), int(signs["length"][-1]))
+            if len(signs) and segment.file.stream is Stream.RECORDS:
+                state.told = told_by(record_of(signs[-1].item()))
             return
         for slot, record in run.records():
+            if slot in segment.holes:
+                windows.gap()
             self._count(segment, slot, record, state, windows)
 
     def _count(
@@ -367,13 +357,13 @@ class RunReader:
             windows.frame(record, good=self._is_good(segment, slot, record))
         elif record.type == RecordType.LOSS:
             windows.lost(record.window)
-            state.losses.append(_loss(segment.file.stream, record))
+            state.losses.append(loss_of(segment.file.stream, record))
         elif record.type == RecordType.PRUNE:
             state.pruned.add(record.last_id)
             windows_of = record.window, record.first_id
             state.prunes.append(Pruned(record.last_id, windows_of, record.rows, record.length))
-        elif record.type in (RecordType.HEARTBEAT, RecordType.END):
-            state.told = Told(record.offset, record.length)
+        elif record.type in (RecordType.HEARTBEAT, RecordType.END) and segment.file.stream is Stream.RECORDS:
+            state.told = told_by(record)
 
     def _is_good(self, segment: SealedSegment, slot: int, record: IndexRecord) -> bool:
         """Whether the bytes of a frame are right. Those of payload are not read for it."""
@@ -391,10 +381,3 @@ def by_session(files: Iterable[SegmentFile]) -> Iterator[list[SegmentFile]]:
     """Group segments, sorted as `RunDir.segments` has them, by the process that wrote them."""
     for _, some in groupby(files, lambda file: file.order[:4]):
         yield list(some)
-
-
-def _loss(stream: Stream, record: IndexRecord) -> Loss:
-    known = record.cause in set(LossCause)
-    cause = LossCause(record.cause) if known else record.cause
-    step = record.first_id if record.first_id == record.last_id else None
-    return Loss(stream, cause, record.window, record.rows, record.length, step=step)

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 
 from . import arrays, batch, binding, device, histogram, moments, scope
-from .collection import collect, histograms
+from .collection import again, collect, histograms
 from .errors import RecordingError
 from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
 from .overflow import NUMBER_BYTES, Spilled, valve, window
@@ -60,7 +60,7 @@ class Recorder:
         self.kept_since: int | None = None  # the first window with records that a later export covers too
         self.room = valve.room  # bytes that it may still hold
         self.spilled = Spilled()
-        self._since_id = 0  # record ids below are of another log, or of none
+        self.since_id = 0  # record ids below are of another log, or of none
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -157,10 +157,7 @@ class Recorder:
                 checked.append((spec, *arrays.as_values(value, spec.key, masked.shape)))
             self.specs.claim(specs)
             if masked.drained:
-                masked.drained = False
-                self.masks.append(masked)
-                if UNLOGGED < masked.record_id < self._since_id:
-                    masked.record_id, masked.counted = UNLOGGED, False  # it lies in another log
+                self.masks.append(again(masked, self.since_id))
             for spec, values, dtype in checked:
                 masked.add(spec, values, now, step, dtype)
             self.room -= masked.row_bytes * len(checked)
@@ -267,22 +264,6 @@ class Recorder:
         self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
         self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
         self.specs.forget()
-
-    def begin_log(self) -> dict[str, int]:
-        """Let all that is held be new to the log that starts; what an earlier one holds is forgotten.
-
-        Returns how many values of which keys that was: they were spilled, and never exported.
-        """
-        with self.lock:
-            gone = {spec.key: int(row[moments.COUNT]) for spec, row in self.spilled.rows.items()}
-            self.spilled, self.kept_since, self._since_id = Spilled(), None, reserve_ids(0)
-            for masked in self.masks:
-                masked.record_id = UNLOGGED
-                for block in masked.blocks.values():
-                    block.ids = [UNLOGGED] * len(block.ids)
-            for series in self.series.values():
-                series.logged = 0
-        return gone
 
     # -- drain -------------------------------------------------------------------------------------
 

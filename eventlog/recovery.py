@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -10,33 +10,29 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .absence import claimants
 from .attempt import attempt_of
-from .errors import ManifestError, RunDirectoryError
+from .errors import LogError, ManifestError, RunDirectoryError
 from .files import is_folder, is_there
 from .judge import Judge
 from .manifest import read_json, write_json
-from .reader import RunReader, by_session
-from .rundir import Problem, Problems
-from .salvage import Planner, Source, write
-from .schema import FORMAT_MAJOR, FORMAT_MINOR, NO_WINDOW, RecordType, Stream
-from .sealed import SealedSegment
+from .reader import RunReader, SessionState, by_session
+from .rescue import Meter, Rescue, SalvageReport, size_of
+from .rundir import Problem, Producer
+from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 from .shortfall import bound
-from .windows import Completeness
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from .reader import SessionState
-    from .rundir import Producer, RunDir, SegmentFile
-    from .salvage import Kept, Plan
+    from .rescue import Progress
+    from .rundir import RunDir, SegmentFile
+    from .salvage import Kept
+    from .sealed import SealedSegment
     from .segment import Loss
 
-    Progress = Callable[[int, int], object]  # called with the bytes done and the bytes there are
-
 _MANIFEST: Final = "manifest"
-_GAP: Final = 4096  # segments missing in a row: the file behind so many was not numbered by its writer
-_NO_ID: Final = 1 << 63  # above all record ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +64,6 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class SalvageReport:
-    """What came of one file; a segment is its stream and its index together."""
-
-    path: Path  # within the run
-    kind: str  # records, payload, commits, manifest
-    frames: int = 0  # recovered
-    rows: int = 0  # in them
-    unverified: int = 0  # of the frames: found without an index, so that no checksum vouches for their values
-    discarded: int = 0  # frames, and places where some may have been
-    discarded_bytes: int = 0
-    unfinished_bytes: int = 0  # of a frame that was being written when the process stopped
-    reasons: tuple[str, ...] = ()  # why something was discarded, a line each
-
-
-@dataclass(frozen=True, slots=True)
 class Recovery:
     """What `recover` did, file by file."""
 
@@ -106,7 +87,7 @@ def verify(run_dir: str | os.PathLike[str], *, progress: Progress | None = None)
     """
     reader = RunReader(Path(run_dir))
     segments = reader.run.segments()
-    meter = _Meter(progress, sum(_size(file.data) + _size(file.index) for file in segments))
+    meter = Meter(progress, sum(size_of(file.data) + size_of(file.index) for file in segments))
     files: list[FileReport] = []
     for stream, session in _streams(segments):
         pruned = reader.pruned(session[0])
@@ -157,7 +138,7 @@ def _check_manifests(reader: RunReader) -> list[FileReport]:
                 attempt_of(path, said)
         except ManifestError as error:
             reader.run.found.add(Problem(path, str(error).rsplit(": ", 1)[0]))
-        found.append(FileReport(path.relative_to(reader.run.path), _MANIFEST, _size(path)))
+        found.append(FileReport(path.relative_to(reader.run.path), _MANIFEST, size_of(path)))
     return found
 
 
@@ -168,7 +149,7 @@ def _with_problems(reader: RunReader, files: Sequence[FileReport]) -> list[FileR
         path = problem.path.relative_to(root)
         if path not in told and path.with_suffix(".arrows") in told:
             path = path.with_suffix(".arrows")
-        file = told.get(path) or FileReport(path, path.parts[0], _size(problem.path))
+        file = told.get(path) or FileReport(path, path.parts[0], size_of(problem.path))
         told[path] = replace(file, problems=(*file.problems, str(problem)))
     return list(told.values())
 
@@ -206,13 +187,37 @@ def _recovered(reader: RunReader, target: Path, kept: Kept | None, progress: Pro
     files = [_save_manifest(reader, target, producers), *_save_attempts(reader, target)]
     states = {state.producer.session: state for state in reader.sessions()}
     segments = reader.run.segments()
-    meter = _Meter(progress, sum(_size(file.data) + _size(file.index) for file in segments))
+    meter = Meter(progress, sum(size_of(file.data) + size_of(file.index) for file in segments))
     with Judge() as judge:
         for session in by_session(segments):
             state = states.get(session[0].session)
-            one = _Session(reader, target, judge, meter, reader.producer(session), kept)
+            one = Rescue(reader, target, judge, meter, reader.producer(session), kept)
             files += one.save(session, state)
-    return Recovery(reader.run.path, target, files)
+        for who in _claimed(reader.run, states):
+            with suppress(LogError):  # a name that no process can have
+                files += Rescue(reader, target, judge, meter, who, kept).save([], SessionState(who))
+    return Recovery(reader.run.path, target, [*files, *_left(reader, files)])
+
+
+def _claimed(run: RunDir, sessions: Iterable[str]) -> Iterator[Producer]:
+    """Yield the processes of which nothing but the claim of an attempt is left."""
+    for claim in claimants(run, sessions):
+        said = (claim.session, claim.role, claim.rank, "", 0, claim.host, claim.pid, claim.started_us)
+        yield Producer(run.id, *said)
+
+
+def _left(reader: RunReader, files: Iterable[SalvageReport]) -> Iterator[SalvageReport]:
+    """Yield what stays behind that is no file of a segment: folders that cannot be listed, strange names."""
+    told = {file.path.with_suffix("") for file in files}
+    for problem in reader.problems:
+        path = problem.path.relative_to(reader.run.path)
+        if (
+            is_there(problem.path)
+            and path.parts[0] in ("events", "commits", "attempts")
+            and path.with_suffix("") not in told
+        ):
+            told.add(path.with_suffix(""))
+            yield SalvageReport(path, path.parts[0], discarded=1, reasons=(str(problem),))
 
 
 def _target(run: Path, into: Path) -> Path:
@@ -229,8 +234,10 @@ def _target(run: Path, into: Path) -> Path:
 def _save_manifest(reader: RunReader, target: Path, producers: Sequence[Producer]) -> SalvageReport:
     path, manifest = Path("run.json"), reader.run.manifest
     reasons = [problem.reason for problem in reader.problems if problem.path.name == path.name]
-    if manifest is None:
-        known = {producer.run for producer in producers}
+    known = {producer.run for producer in producers}
+    if manifest is not None and len(known) == 1:  # which is what run.json says, unless that is another run's
+        manifest = {**manifest, "id": min(known)}
+    elif manifest is None:
         started = min((producer.started_us for producer in producers), default=0)
         manifest = {
             "id": min(known, default=reader.run.id),
@@ -251,135 +258,13 @@ def _save_attempts(reader: RunReader, target: Path) -> list[SalvageReport]:
         except ManifestError as error:
             reason = str(error).rsplit(": ", 1)[0]
             found.append(
-                SalvageReport(place, _MANIFEST, discarded=1, discarded_bytes=_size(path), reasons=(reason,))
+                SalvageReport(place, _MANIFEST, discarded=1, discarded_bytes=size_of(path), reasons=(reason,))
             )
             continue
         (target / place).parent.mkdir(exist_ok=True)
         write_json(target / place, claim)
         found.append(SalvageReport(place, _MANIFEST))
     return found
-
-
-class _Session:
-    """Saves the segments of one process."""
-
-    def __init__(
-        self,
-        reader: RunReader,
-        target: Path,
-        judge: Judge,
-        meter: _Meter,
-        producer: Producer,
-        kept: Kept | None,
-    ) -> None:
-        self._kept = kept
-        self._reader = reader
-        self._target = target
-        self._judge = judge
-        self._meter = meter
-        self._producer = producer
-        self._ids: list[tuple[int, int, int]] = []  # first and last record id, and their window
-
-    def save(self, files: Sequence[SegmentFile], state: SessionState | None) -> list[SalvageReport]:
-        """Save every stream, the records first: by their ids the payload's windows are known."""
-        found: list[SalvageReport] = []
-        for stream, some in groupby(files, lambda file: file.stream):
-            every: list[SegmentFile] = []
-            for file in some:
-                if file.number - len(every) > _GAP:
-                    found.append(self._left_out(file, f"its number is {file.number}, expected {len(every)}"))
-                    continue
-                every += [replace(file, number=n) for n in range(len(every), file.number)]
-                every.append(file)
-            if not every:
-                continue
-            pruned = {gone.number for gone in state.prunes} if state else set[int]()
-            planner = Planner(stream, self._judge, self._window_of, self._target, self._kept)
-            plans = [self._plan(planner, file, pruned) for file in every]
-            if stream is Stream.RECORDS:
-                self._learn(plans, state)
-            for file, plan in zip(every, plans, strict=True):
-                found.append(self._write(file, plan))
-                self._meter.add(_size(file.data) + _size(file.index))
-        return found
-
-    def _left_out(self, file: SegmentFile, reason: str) -> SalvageReport:
-        place, kind = file.data.relative_to(self._reader.run.path), file.stream.name.lower()
-        size = _size(file.data)
-        self._meter.add(size + _size(file.index))
-        return SalvageReport(place, kind, discarded=1, discarded_bytes=size, reasons=(f"{reason}: {place}",))
-
-    def _plan(self, planner: Planner, file: SegmentFile, pruned: set[int]) -> Plan:
-        with Source(file) as source:
-            if not source.has_data and file.number in pruned:
-                return planner.tombstone(source)
-            if not source.has_data and not source.index:
-                return planner.refuse(source, "is missing")
-            if not source.has_data and self._kept is None and file.number in self._reader.pruned(file):
-                return planner.forgo(source, "their rows are in tables alone, which are not copied")
-            refused = Problems()
-            with SealedSegment(file, refused, newest=False) as segment:
-                if source.header is not None and segment.header is None:
-                    return planner.refuse(source, next(iter(refused)).reason)
-            return planner.plan(source)
-
-    def _learn(self, plans: Sequence[Plan], state: SessionState | None) -> None:
-        """Remember whose the ids are, and note every window that is not whole any more as lost."""
-        windows = Completeness()
-        for plan in plans:
-            for piece in plan.pieces:
-                record = piece.record
-                if record.type == RecordType.LOSS:
-                    windows.lost(record.window)
-                elif piece.at is not None:
-                    windows.frame(record, good=True)
-                    self._ids.append((record.first_id, record.last_id, record.window))
-        self._ids.sort()
-        known = windows.complete | windows.incomplete
-        for window in state.incomplete if state else ():
-            if window not in known:
-                plans[-1].lose(window)
-
-    def _window_of(self, number: int) -> int:
-        at = bisect_right(self._ids, (number, _NO_ID, NO_WINDOW)) - 1
-        if at < 0 or number > self._ids[at][1]:
-            return NO_WINDOW
-        return self._ids[at][2]
-
-    def _write(self, file: SegmentFile, plan: Plan) -> SalvageReport:
-        root = self._reader.run.path
-        with Source(file) as source:
-            write(
-                plan,
-                source,
-                replace(file, folder=self._target / file.folder.relative_to(root)),
-                self._producer,
-            )
-        return SalvageReport(
-            file.data.relative_to(root),
-            file.stream.name.lower(),
-            len(plan.frames),
-            sum(piece.record.rows for piece in plan.frames),
-            sum(not piece.sealed for piece in plan.frames),
-            plan.discarded,
-            plan.discarded_bytes,
-            plan.unfinished,
-            tuple(plan.reasons),
-        )
-
-
-class _Meter:
-    """Tells how much is done."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def add(self, size: int) -> None:
-        self._done += size
-        if self._progress:
-            self._progress(min(self._done, self._total), self._total)
 
 
 def _streams(files: Iterable[SegmentFile]) -> Iterator[tuple[Stream, list[SegmentFile]]]:
@@ -393,10 +278,3 @@ def _manifests(run: RunDir) -> list[Path]:
     """Return the JSON files of a run."""
     own = run.path / "run.json"
     return [*([own] if is_there(own) else []), *run.json_files("attempts"), *run.json_files("cursors")]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

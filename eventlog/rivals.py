@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from .life import read_end
 from .machine import runs
 from .rundir import Producer, RunDir, SegmentFile, now_us
 from .schema import Stream
-from .sealed import SILENT_SECONDS, read_end
+from .sealed import SILENT_SECONDS
 
 
 def rivals(run: RunDir, producer: Producer) -> list[str]:

@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .attempt import LARGEST_NUMBER, LATEST_US, Attempt, attempt_of, number_of
-from .errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
+from .attempt import LARGEST_NUMBER, Attempt, attempt_of, number_of
+from .errors import LogError, ManifestError, NotARunError, RunDirectoryError
 from .files import is_folder, is_link, is_there, why_no_run
 from .manifest import create_json, read_json, write_json
+from .origin import manifest, runs_in, settled_manifest
 from .redaction import redact_sensitive_config
 from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 
@@ -164,6 +165,7 @@ class RunDir:
         self.path = path
         self.manifest = manifest
         self.found = Problems()
+        self._said: set[str] | None = None  # the runs that the segments say, once that was asked
 
     @classmethod
     def create(cls, path: str | Path) -> RunDir:
@@ -181,7 +183,7 @@ class RunDir:
                         f"expected a run or an empty directory, got {min(foreign)!r} in it: {path}"
                     )
                 born = {
-                    "id": uuid.uuid4().hex,
+                    "id": min(runs_in(path), default=uuid.uuid4().hex),  # run.json of a run may be lost
                     "format": [FORMAT_MAJOR, FORMAT_MINOR],
                     "created_us": now_us(),
                 }
@@ -192,7 +194,7 @@ class RunDir:
             raise RunDirectoryError(
                 f"expected a directory to write to, got {error.strerror}: {path}"
             ) from error
-        return cls(path, _settled_manifest(path / "run.json"))
+        return cls(path, settled_manifest(path / "run.json"))
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
@@ -207,7 +209,7 @@ class RunDir:
                 raise NotARunError(f"expected a run directory, got {why_no_run(path)}: {path}")
             return cls(path, None)
         try:
-            return cls(path, _manifest(path / "run.json"))
+            return cls(path, manifest(path / "run.json"))
         except ManifestError as error:
             if not has_frames:
                 raise
@@ -224,6 +226,21 @@ class RunDir:
     def problems(self) -> list[Problem]:
         """What could not be used of the run, as far as it was looked at."""
         return list(self.found)
+
+    def owns(self, name: str) -> bool:
+        """Whether segments that say they are of a run are of this one.
+
+        Where all say another one than run.json it is that file that does not belong here: a problem.
+        """
+        if self.manifest is None or name == self.id:
+            return True
+        if self._said is None:
+            self._said = runs_in(self.path)
+        if alone := self._said == {name}:
+            self.found.add(
+                Problem(self.path / "run.json", f"is of run {self.id}, all segments of run {name}")
+            )
+        return alone
 
     # Attempts
 
@@ -359,30 +376,3 @@ class RunDir:
 
 
 _ROOTS: Final = {"events": {Stream.RECORDS, Stream.PAYLOAD}, "commits": {Stream.COMMITS}}
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json(path)
-    version, name, created = (manifest.get(key) for key in ("format", "id", "created_us"))
-    if not isinstance(version, list) or not version or any(type(n) is not int for n in version):
-        raise ManifestError(f"expected a format version such as [1, 0], got {version!r:.100}: {path}")
-    if version[0] < 1 or min(version) < 0:
-        raise ManifestError(f"expected a format version of 1.0 or above, got {version!r:.100}: {path}")
-    if version[0] > FORMAT_MAJOR:
-        got = ".".join(map(str, version))
-        raise FormatVersionError(f"expected format {FORMAT_MAJOR}.x, got {got} of a newer release: {path}")
-    if not isinstance(name, str) or not name:
-        raise ManifestError(f"expected the id of a run, got {name!r:.100}: {path}")
-    if created is not None and (type(created) is not int or not 0 <= created <= LATEST_US):
-        raise ManifestError(f"expected created_us in microseconds, got {created!r:.100}: {path}")
-    return manifest
-
-
-def _settled_manifest(path: Path) -> dict[str, Any]:
-    # Where links do not exist, the process that creates the file may still be writing it.
-    for _ in range(20):
-        try:
-            return _manifest(path)
-        except ManifestError:
-            time.sleep(0.05)
-    return _manifest(path)

@@ -25,7 +25,9 @@ every minor version of its major; it fills columns the file lacks with null and 
 know. Columns are only ever added at the end.
 
 What else a record says: a heartbeat and the end have, as offset, the µs that callers waited for room so far
-and, as length, the commits that were not durable. A loss has its step twice, as first and last record id,
+and, as length, the commits that were not durable; as number of the frame the segments of payload that the
+process has begun, and as last record id those of commits (-1: not said, and the other means nothing). Where
+the records' last end says so, all streams were ended. A loss has its step twice, as first and last record id,
 where it was known (else 0, -1). A prune has the first window of the removed segment as its window, the last
 one as its first record id, and the rows and bytes that went.
 """
@@ -173,7 +175,7 @@ class LossCause(IntEnum):
     PREVIOUS_SEGMENT = 6
     DAMAGED = 7  # found when the run was recovered
     REFUSED = 8  # a recording mistake, where those do not raise (`mistakes`); the window is whole without it
-    MISSING = 9  # concluded by readers, never on the disk: a commit whose number is missing before later ones
+    MISSING = 9  # concluded by readers, never on the disk: a commit before later ones, a dead process' values
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from .conformity import conformed, misfit_of
-from .entries import Entries
+from .entries import Entries, Sealed
 from .files import open_file
-from .message import Decoder, is_whole
+from .message import Decoder, head, is_whole
 from .rundir import Problem, Problems, Producer, SegmentFile
 from .schema import (
     ENTRY_SIZE,
@@ -28,7 +28,7 @@ from .schema import (
     Stream,
     crc32c,
 )
-from .segment import FINGERPRINTS, from_metadata
+from .segment import FINGERPRINTS, from_metadata, said_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,16 +40,7 @@ _INDEX_CHUNK: Final = 1024 * ENTRY_SIZE
 _TAIL_HEAD: Final = 1 << 16  # enough of a frame to judge it by
 READ_BYTES: Final = 1 << 20  # frames that lie together are read together, up to so much …
 _GAP_BYTES: Final = 1 << 16  # … with what is not wanted between them
-_LAST_ENTRIES: Final = 4096  # of an index: more than a process writes between two signs of life
-
-
-class Sealed(NamedTuple):
-    """An entry of an index: its place, what it says (None: damaged); of a frame that was read, its rows."""
-
-    slot: int
-    record: IndexRecord | None
-    read: bool = False  # whether it is a frame that was asked for
-    batch: pa.RecordBatch | None = None  # None, though read: damaged
+_SAVED: Final = " (recover may save what they hold)"
 
 
 @cache
@@ -67,16 +58,16 @@ class SealedSegment:
         *,
         newest: bool,
         dead: Callable[[], bool] = lambda: False,
+        owns: Callable[[str], bool] = lambda run: True,  # noqa: ARG005 - says nothing of any
         columns: tuple[str, ...] | None = None,
     ) -> None:
-        """Open it, to read all or some columns.
+        """Open it, to read all or some columns; `owns`: whether a run that it says it is of is this one.
 
         `newest`: its writer may still be at work in it, so an unsealed tail is no damage, unless the process
         is `dead`, which is asked only then.
         """
         self.file = file
-        self.data_path = file.data
-        self.index_path = file.index
+        self.data_path, self.index_path = file.data, file.index
         self.header: IndexHeader | None = None  # None: nothing of the segment can be read
         self.producer: Producer | None = None
         self.attempt: int | None = None  # what its writer knew when it began the segment
@@ -87,9 +78,10 @@ class SealedSegment:
         self.unsealed = 0  # bytes of a frame being written, or that was when the process died
         self._problems = problems
         self._newest = newest
-        self._dead = dead
+        self._dead, self._owns = dead, owns
         self._columns = columns
         self._sealed = 0  # end of the last frame read of the index
+        self.holes: set[int] = set()  # places of frames before which there are bytes that no record seals
         self._decoder: Decoder | None = None
         self.own = False  # whether the columns are those of this version
         self._index = self._open(self.index_path)
@@ -177,13 +169,18 @@ class SealedSegment:
         if self._data is not None:
             self._problems.clear(self.data_path)
         written = self._written_schema(header.segment_uid)
-        self.producer = said = None if written is None else from_metadata(written)
-        self.attempt = None if written is None else _attempt(written)
-        self.policy, self.machine = _said(written, "payload"), _said(written, "machine")
+        said = None if written is None else from_metadata(written)
+        attempt = said_in(written, "attempt")
+        self.attempt = int(attempt) if attempt.isdecimal() and attempt.isascii() else None
+        self.policy, self.machine = said_in(written, "payload"), said_in(written, "machine")
         file = self.file
         named = (file.role, file.rank, file.started_us, file.session)
         if said and named != (said.role, said.rank, said.started_us, said.session):
             self._report(self.data_path, f"is of session {said.session} of {said.role}-{said.rank}")
+            return
+        self.producer = said
+        if said and not self._owns(said.run):
+            self._report(self.data_path, f"is of another run, {said.run}: not read")
             return
         self.header, self.seen_us = header, header.opened_us
         if header.fingerprint == FINGERPRINTS[file.stream]:
@@ -235,7 +232,7 @@ class SealedSegment:
             slot += whole
             if len(chunk) % ENTRY_SIZE:
                 break
-        yield from self._judge_tail(late, max(0, end - _place(slot)))
+        yield from self._judge_tail(late, max(0, end - _place(slot)), every=not start)
 
     def _follow(self, known: Entries) -> None:
         """Take what intact records, and bad ones between them, say of the segment."""
@@ -245,13 +242,17 @@ class SealedSegment:
             for slot in (known.first + np.flatnonzero(known.good)).tolist():
                 self._problems.clear(self.index_path, slot)
         if len(frames := known.table[known.frames]):
+            for slot, size in known.holes(self._sealed):
+                self.holes.add(slot)
+                reason = f"lacks the records of {size} bytes of frames before this one"
+                self._report(self.index_path, reason, slot, _place(slot))
             self._sealed = int(frames["offset"][-1] + frames["length"][-1])
         if len(known.good) and known.good[-1]:
             self.ended = bool(known.table["type"][-1] == RecordType.END)
         signs = known.good & np.isin(known.table["type"], (RecordType.HEARTBEAT, RecordType.END))
         self.seen_us = max([self.seen_us, *known.table["first_id"][signs].tolist()])
 
-    def _judge_tail(self, suspects: Entries, torn: int) -> Iterator[Entries]:
+    def _judge_tail(self, suspects: Entries, torn: int, *, every: bool) -> Iterator[Entries]:
         """What lies behind the last good record is not yet written in a growing segment, damage in others."""
         growing = self._newest and not self.ended
         several = len(suspects.good)
@@ -265,16 +266,26 @@ class SealedSegment:
             self._report(self.index_path, reason, None, _size(self._index) - torn)
         elif self._sealed:
             self._judge_stream(growing=growing)
+        elif every and self._data is not None:
+            self._judge_unsealed(growing=growing)
+
+    def _judge_unsealed(self, *, growing: bool) -> None:
+        """Where nothing is sealed there is the schema at most: the writer seals it before the first frame."""
+        found = head(self._read(self._data, min(self._size, _TAIL_HEAD), 0))
+        if self._size > (found.size if found else 8) and not (growing and not self._dead()):
+            reason = f"{self._size} bytes that nothing seals are not read{_SAVED}"
+            self._report(self.data_path, reason, None, 0)
 
     def _judge_stream(self, *, growing: bool) -> None:
         """Behind the last sealed frame may be part of one: being written, cut by a crash or a full disk."""
         behind = max(0, self._size - self._sealed)
         begun = self._read(self._data, min(behind, _TAIL_HEAD), self._sealed)
         allowed = self._decoder is not None and self._decoder.may_begin(begun, behind)
-        if not growing and (self.ended or is_whole(begun, behind)):
+        whole = is_whole(begun, behind)
+        if (not growing and (self.ended or whole)) or (whole and self._dead()):
             allowed = False
         if behind and not allowed:
-            reason = f"{behind} bytes behind the last sealed frame are not read"
+            reason = f"{behind} bytes behind the last sealed frame are not read{_SAVED if whole else ''}"
             self._report(self.data_path, reason, None, self._sealed)
         else:
             self.unsealed = behind if growing else 0
@@ -387,22 +398,3 @@ def _size(fd: int | None) -> int:
 def _place(slot: int) -> int:
     """Where an index record begins in the index."""
     return (1 + slot) * ENTRY_SIZE
-
-
-def _attempt(written: pa.Schema) -> int | None:
-    said = _said(written, "attempt")
-    return int(said) if said.isdecimal() and said.isascii() else None
-
-
-def _said(written: pa.Schema | None, name: str) -> str:
-    """Return what the schema message of a segment says under a name."""
-    metadata = {} if written is None else written.metadata or {}
-    return metadata.get(name.encode(), b"").decode(errors="replace")
-
-
-def read_end(file: SegmentFile) -> SealedSegment:
-    """Return a segment after reading only the end of its index: by it one knows its last sign of life."""
-    with SealedSegment(file, Problems(), newest=True) as segment:
-        for _ in segment.entries(max(0, segment.slots - _LAST_ENTRIES)):
-            pass
-    return segment

@@ -74,6 +74,12 @@ class Told(NamedTuple):
 
     waited_us: int = 0  # how long its callers waited for room
     not_durable: int = 0  # commits that were not on disk when they returned
+    payload: int = 0  # segments of payload it has begun, and of commits …
+    commits: int = -1  # … -1: it does not say
+
+    def segments(self, stream: Stream) -> int:
+        """Return how many segments of a stream there are at least."""
+        return {Stream.RECORDS: 1, Stream.PAYLOAD: self.payload, Stream.COMMITS: self.commits}[stream]
 
 
 NOTHING_TOLD: Final = Told()
@@ -99,9 +105,7 @@ class FrameInfo(NamedTuple):
     rows: int = 0
 
 
-def to_metadata(
-    producer: Producer, stream: Stream, attempt: int | None, policy: str = ""
-) -> dict[str, str]:
+def to_metadata(producer: Producer, stream: Stream, attempt: int | None, policy: str = "") -> dict[str, str]:
     """Return what the schema message of a segment says about its writer; `policy` is that of the payload."""
     said = {f.name: str(getattr(producer, f.name)) for f in fields(Producer)}
     known = "" if attempt is None else str(attempt)
@@ -118,6 +122,12 @@ def from_metadata(schema: pa.Schema) -> Producer | None:
     except (KeyError, ValueError):
         return None
     return Producer(run, session, role, rank, world, world_size, host, pid, start)
+
+
+def said_in(written: pa.Schema | None, name: str) -> str:
+    """Return what the schema message of a segment says under a name; "" when it does not."""
+    metadata = {} if written is None else written.metadata or {}
+    return metadata.get(name.encode(), b"").decode(errors="replace")
 
 
 def _write_all(fd: int, data: Part) -> None:
@@ -154,7 +164,10 @@ def _write_checked(fd: int, parts: list[Part], place: int) -> int:
 
 
 class SegmentWriter:
-    """The only writer of the two files of a segment. After an OSError nothing but `leave` may be called."""
+    """The only writer of the two files of a segment.
+
+    After an OSError other than NoRoomError nothing but `leave` may be called.
+    """
 
     def __init__(
         self, file: SegmentFile, producer: Producer, attempt: int | None = None, policy: str = ""
@@ -169,6 +182,7 @@ class SegmentWriter:
         self.said: list[Loss] = []  # losses noted before the first frame: they go with the files in `leave`
         self.stays = False  # whether the files hold what stands nowhere else: a frame, or what was pruned
         self._named = False  # whether the files' names are on the disk
+        self._room = extent.Room() if file.stream is Stream.PAYLOAD else None
         self._uid = os.urandom(16)
         self._salt = crc32c(self._uid)
         self._created: list[Path] = []
@@ -194,7 +208,9 @@ class SegmentWriter:
         return fd
 
     def append(self, parts: list[Part], said: FrameInfo) -> None:
-        """Write a frame and seal it."""
+        """Write a frame and seal it; NoRoomError for values that do not fit: then all is as before."""
+        take = self._room.take if self._room and said.rows else extent.take
+        take(self._data, self.size, size(parts))
         self._seal(parts, said)
         self.frames += 1
         self.rows += said.rows
@@ -204,7 +220,6 @@ class SegmentWriter:
 
     def _seal(self, parts: list[Part], said: FrameInfo) -> None:
         length = size(parts)
-        extent.take(self._data, self.size, length)
         crc = _write_checked(self._data, parts, self.size)
         flags = LAST_OF_WINDOW if said.last else 0
         place = said.frame, said.window, said.first_id, said.last_id, self.size, length, said.rows, crc
@@ -214,8 +229,7 @@ class SegmentWriter:
 
     def heartbeat(self, queued_bytes: int, told: Told) -> None:
         """Note that the process is alive."""
-        kind, now, rows = RecordType.HEARTBEAT, now_us(), queued_bytes >> 10
-        self._note(IndexRecord(kind, first_id=now, offset=told.waited_us, length=told.not_durable, rows=rows))
+        self._note(_sign(RecordType.HEARTBEAT, told, queued_bytes >> 10))
 
     def lost(self, loss: Loss) -> None:
         """Note a loss."""
@@ -254,12 +268,14 @@ class SegmentWriter:
             _sync_folder(self.file.folder)
             self._named = True
 
-    def finish(self, told: Told | None = None) -> None:
-        """Write the end record, if the disk takes it, and close as `close` does."""
-        waited, not_durable = told or NOTHING_TOLD
+    def finish(self, told: Told | None = None) -> bool:
+        """Write the end record, and close as `close` does; whether the disk took the record."""
+        taken = False
         with suppress(OSError):
-            self._note(IndexRecord(RecordType.END, first_id=now_us(), offset=waited, length=not_durable))
+            self._note(_sign(RecordType.END, told or NOTHING_TOLD))
+            taken = True
         self.close()
+        return taken
 
     def leave(self) -> None:
         """Close after a failure; files that hold nothing are removed, all others stay as they are."""
@@ -285,6 +301,25 @@ class SegmentWriter:
                 failed = error
         if failed:
             raise failed
+
+
+def _sign(kind: RecordType, told: Told, rows: int = 0) -> IndexRecord:
+    """Return a sign of life, with what the process says of itself."""
+    said = {"offset": told.waited_us, "length": told.not_durable, "frame": told.payload}
+    return IndexRecord(kind, first_id=now_us(), last_id=told.commits, rows=rows, **said)
+
+
+def told_by(sign: IndexRecord) -> Told:
+    """Return what a process says of itself with a sign of life."""
+    return Told(sign.offset, sign.length, sign.frame, sign.last_id)
+
+
+def loss_of(stream: Stream, record: IndexRecord) -> Loss:
+    """Return what a process noted as lost."""
+    known = record.cause in set(LossCause)
+    cause = LossCause(record.cause) if known else record.cause
+    step = record.first_id if record.first_id == record.last_id else None
+    return Loss(stream, cause, record.window, record.rows, record.length, step=step)
 
 
 def _sync_folder(folder: Path) -> None:

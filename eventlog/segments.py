@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .schema import LossCause, Stream
-from .segment import Loss, SegmentWriter
+from .segment import Loss, SegmentWriter, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .budget import Budget
     from .rundir import Producer, RunDir
-    from .segment import Told
 
 
 class Segments:
@@ -111,24 +110,34 @@ class Segments:
                 self.leave(segment.file.stream)
                 self._count(segment, error)
 
+    def begun(self, stream: Stream) -> int:
+        """Return how many segments of a stream there are to stay."""
+        segment = self._open.get(stream)
+        return self._numbers[stream] - (segment is not None and not segment.stays)
+
     def finish(self, told: Told) -> None:
-        """End all segments."""
-        for stream in (Stream.PAYLOAD, Stream.COMMITS, Stream.RECORDS):  # its end is the session's
-            if segment := self._open.pop(stream, None):
-                self._end(segment, told)
+        """End all segments; the records' end says how many of the others there are, if all have theirs."""
+        ended = True
+        for stream in (Stream.PAYLOAD, Stream.COMMITS):
+            segment = self._open.pop(stream, None)
+            ended &= self._end(segment, told) if segment else not self._numbers[stream]
+        begun = self._numbers[Stream.PAYLOAD], self._numbers[Stream.COMMITS]
+        if segment := self._open.pop(Stream.RECORDS, None):  # its end is the session's
+            self._end(segment, Told(*told[:2], *(begun if ended else ())))
 
     def forget(self) -> None:
         """Close the descriptors and nothing else: the files are another process's."""
         while self._open:
             self._open.popitem()[1].forget()
 
-    def _end(self, segment: SegmentWriter, told: Told | None) -> None:
+    def _end(self, segment: SegmentWriter, told: Told | None) -> bool:
         try:
             if self._fsync:
                 segment.sync()
-            segment.finish(told)
+            return segment.finish(told)
         except OSError as error:
             self._count(segment, error)
+            return False
 
     def _count(self, segment: SegmentWriter, error: OSError) -> None:
         first, last = segment.windows

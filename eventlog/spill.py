@@ -15,8 +15,8 @@ import numpy as np
 
 from . import moments
 from .collection import collect, histograms
-from .frame import Frame, Masked
-from .overflow import ENDLESS, ROOM, valve, window
+from .frame import UNLOGGED, Frame, Masked
+from .overflow import ENDLESS, ROOM, Spilled, valve, window
 from .recorder import recorders, reserve_ids
 from .reduction import Spread
 from .settlement import DeviceBlock
@@ -52,7 +52,7 @@ class Spill:
         valve.spill, valve.room = self.take, self._room
         elsewhere: dict[str, int] = {}
         for recorder in recorders():
-            elsewhere |= recorder.begin_log()
+            elsewhere |= begin_log(recorder)
             recorder.room = self._room
         return elsewhere
 
@@ -107,6 +107,23 @@ class Spill:
         if len(frame):
             recorder.kept_since = frame.window if recorder.kept_since is None else recorder.kept_since
             self._write(frame)
+
+
+def begin_log(recorder: Recorder) -> dict[str, int]:
+    """Let all that a recorder holds be new to the log that starts; what an earlier one holds is forgotten.
+
+    Returns how many values of which keys that was: they were spilled, and never exported.
+    """
+    with recorder.lock:
+        gone = {spec.key: int(row[moments.COUNT]) for spec, row in recorder.spilled.rows.items()}
+        recorder.spilled, recorder.kept_since, recorder.since_id = Spilled(), None, reserve_ids(0)
+        for masked in recorder.masks:
+            masked.record_id = UNLOGGED
+            for block in masked.blocks.values():
+                block.ids = [UNLOGGED] * len(block.ids)
+        for series in recorder.series.values():
+            series.logged = 0
+    return gone
 
 
 def _is_ready(masked: Masked) -> bool:

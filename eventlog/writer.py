@@ -16,8 +16,9 @@ from . import parts, priority
 from .backlog import Backlog, Change, Job
 from .budget import Budget
 from .errors import LogError, RunDirectoryError
+from .extent import NoRoomError
 from .losses import Losses
-from .reserve import Reserve
+from .notes import Notes
 from .schema import NO_WINDOW, SCHEMAS, LossCause, Stream
 from .segment import FrameInfo, Told
 from .segments import Segments
@@ -57,8 +58,7 @@ class Writer:
         """Create the producer's records segment; RunDirectoryError when that cannot be.
 
         `fsync`: "periodic" every few seconds, "commit" (or True) before a commit's ticket is done.
-        `payload_budget`: bytes of payload to keep; past them the oldest segments are removed. `policy`: what
-        of the payload every window brings, as readers are told: one that brings none of it is not missed.
+        `payload_budget`: bytes of payload to keep, the oldest segments go; `policy` is told to readers.
         """
         if fsync not in (False, True, "periodic", "commit"):
             raise LogError(f"expected fsync of False, 'periodic' or 'commit', got {fsync!r}")
@@ -92,9 +92,8 @@ class Writer:
         )
         self._next_frame: dict[tuple[Stream, int], int] = {}
         self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
-        self._say_at = 0.0
         folder = run.producer_dir(Stream.RECORDS, producer.role, producer.rank)
-        self._reserve = Reserve(folder / f".{producer.session}.reserve")
+        self._notes = Notes(self._segments, folder, self._lost, self._changed)
         try:
             self._segments.of(Stream.RECORDS)
         except OSError as error:
@@ -253,7 +252,7 @@ class Writer:
         self._closing = self._finished = self._abandoned = True
         self._urgent, self._payload = Backlog(0), Backlog(0)
         self._lost = Losses()
-        self._reserve.release()
+        self._notes.forget()
         self._segments.forget()
 
     def _lose_job(self, job: Job, cause: LossCause, detail: str = "") -> None:
@@ -278,7 +277,7 @@ class Writer:
 
     def _work(self) -> None:
         priority.step_back()
-        self._reserve.take()
+        self._notes.begin()
         while True:
             with self._changed:
                 queue = self._next()
@@ -286,6 +285,8 @@ class Writer:
                     break
             if queue and (job := queue.current):
                 self._write(job)
+                if self._lost.owed:  # before the caller goes on
+                    self._tend()
                 with self._changed:
                     queue.done(job)
                     self.progress += 1
@@ -332,22 +333,27 @@ class Writer:
         )
         for again in (True, False):
             try:
+                self._notes.keep_out(size)
                 segment = self._segments.of(job.stream, size, self._told())
                 if job.stream is Stream.PAYLOAD and not self._make_room(segment, size):
                     self._lose_job(job, LossCause.BUDGET, "older payload could not be removed")
                     return False
                 segment.append(frame, said)
                 break
+            except NoRoomError as error:  # before a byte was written: the segment goes on
+                self._lose_job(job, LossCause.WRITE_FAILED, str(error))
+                return False
             except OSError as error:
                 self._segments.leave(job.stream)
                 if not again:
+                    self._notes.failed(error)
                     self._lose_job(job, LossCause.WRITE_FAILED, str(error))
                     return False
         job.rows_written += batch.num_rows
         job.bytes_written += size
         self._advance(job.stream, job.window, last=said.last)
         if self._lost.owed:  # the disk takes something: nobody knows for how long
-            self._say_losses()
+            self._notes.write()
         return True
 
     def _advance(self, stream: Stream, window: int, *, last: bool = False) -> None:
@@ -366,12 +372,11 @@ class Writer:
         return fits
 
     def _tend(self) -> None:
-        """Note losses, and every few seconds a heartbeat."""
+        """Note every few seconds a heartbeat, and losses."""
         now = time.monotonic()
-        if self._lost.owed and now >= self._say_at:
-            self._say_losses()
-        if now >= self._next_beat:
+        if beats := now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_SECONDS
+            self._notes.begin()
             self.look()
             try:
                 queued = self._urgent.bytes + self._payload.bytes
@@ -380,24 +385,15 @@ class Writer:
                 self._segments.leave(Stream.RECORDS)
             if self._fsync:
                 self._segments.sync(*Stream)
+        if self._lost.owed:
+            self._notes.write(every=beats)
 
     def _told(self) -> Told:
-        return Told(int(self.waited * 1e6), self.not_durable)
-
-    def _say_losses(self) -> None:
-        """Note losses on the disk; those of a stream that takes none, later."""
-        if left := self._segments.note(iter(self._pay, None)):
-            self._owe(left)
-            self._say_at = time.monotonic() + HEARTBEAT_SECONDS
-
-    def _pay(self) -> Loss | None:
-        with self._changed:
-            return self._lost.pay()
+        begun = (self._segments.begun(stream) for stream in (Stream.PAYLOAD, Stream.COMMITS))
+        return Told(int(self.waited * 1e6), self.not_durable, *begun)
 
     def _finish(self) -> None:
-        self._say_losses()
-        self._reserve.release()
-        self._say_losses()  # what found no room, as the disk is full to the end
+        self._notes.finish()
         self._segments.finish(self._told())
         with self._changed:
             self._finished = True

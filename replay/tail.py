@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from .backends.base import Rewriter, as_ours, capabilities_of, check_backends, n
 from .delivery import Delivery
 from .metrics import without_counts
 from .player import play, raise_or_leave, run_info, select, telling_of
+from .precedence import Precedence
 from .renaming import Renaming
 from .statistics import check
 from .steps import DEFAULT_WAIT, Order, Row, named
@@ -105,13 +106,10 @@ class _Asked:
 
     def play(self, backend: Backend) -> Report:
         """Tell a target the whole run as it is now."""
-        selection = self.selection
         return play(
             self.path,
             [backend],
-            since=selection.since,
-            until=selection.until,
-            keys=selection.keys,
+            **asdict(self.selection),
             stats=self.stats,
             rename=self.rename,
             cursors=self.cursors,
@@ -131,11 +129,12 @@ def _commits(
     stop: threading.Event,
 ) -> Iterator[list[Row]]:
     """Yield the commits to tell, as they come."""
-    follower = Follower(path, records=False)
+    follower, leading = Follower(path, records=False), Precedence(path)
     pulse = _Pulse(follower, give_up)
     while not stop.is_set():
         finished = follower.finished()  # asked before the last look, and after it
-        come = [row for told in follower.poll() for row in _rows(told, asked.selection)]
+        come = [row for told in follower.poll() for row in leading.take(told, _rows(told, asked.selection))]
+        come += leading.released()
         yield succession.take(come)
         if come:
             pulse.felt()
@@ -147,6 +146,7 @@ def _commits(
             _log.warning("no sign of life of the run for %g s: given up: %s", give_up, path)
             break
         stop.wait(poll)
+    yield succession.take(leading.released(ending=True))
     succession.problems |= {str(problem): None for problem in follower.problems}
 
 

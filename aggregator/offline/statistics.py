@@ -246,8 +246,10 @@ def _interpolated(n: int, asked: Sequence[float], found: dict[int, float]) -> li
             out.append(below)
         elif math.isinf(below) or math.isinf(above):  # a difference would be no number
             out.append((1 - part) * below + part * above)
-        else:
+        elif part < 0.5:
             out.append(below + (above - below) * part)
+        else:  # from the nearer side, as numpy does
+            out.append(above - (above - below) * (1 - part))
     return out
 
 

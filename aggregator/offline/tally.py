@@ -108,7 +108,9 @@ def why_missing(histories: Sequence[History]) -> str:
         return "the payload was sampled (the samples are in the views tensors and scalars)"
     if any(state.pruned for state in states):
         return "the payload was pruned to keep its budget"
-    lost = [(state, loss) for state in states for loss in state.losses if loss.stream is schema.Stream.PAYLOAD]
+    lost = [
+        (state, loss) for state in states for loss in state.losses if loss.stream is schema.Stream.PAYLOAD
+    ]
     if any(loss.cause is schema.LossCause.MISSING and not state.ended for state, loss in lost):
         return "they were lost when the process ended"
     if lost:

@@ -103,9 +103,11 @@ def _written(run: RunDir, histories: Sequence[History], offsets: Sequence[int]) 
         taken += len(own)
         _claim(run, history, attempts, offset)
         copy = _Copy(run, history, attempts, offset)
+        owns = history.reading.reader.run.owns
+        foreign = {who.session for who in history.reading.producers if not owns(who.run)}
         for file in history.reading.reader.run.segments():
             producer = copy.producers.get(file.session)
-            if producer is not None:
+            if producer is not None and file.session not in foreign:
                 copy.segment(file, run.segment(file.stream, producer, file.number))
         problems = tuple(map(str, history.reading.reader.problems))
         made.append(Merged(history.reading.label, attempts, offset, problems))

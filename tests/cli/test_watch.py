@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.cli.conftest import RESUMED_AT, STEPS, Ask, write_run
+from tests.runs import RunBuilder
 from tests.storage import flip, only
 
 COMMAND = [sys.executable, "-c", "from cli.app import main; main()"]
@@ -34,6 +35,18 @@ def test_several_runs_are_told_as_json(ask: Ask, root: Path) -> None:
     ]
     assert {"a", "b"} == {row["run"] for row in rows}
     assert [0] * STEPS == [row["attempt"] for row in of_b]
+
+
+def test_what_other_ranks_say_beside_the_leader_is_not_shown(ask: Ask, tmp_path: Path) -> None:
+    """Every rank commits a loss: the leader's is told, and of the others what it does not say."""
+    with RunBuilder(tmp_path / "run") as run:
+        ranks = [run.producer("actor", rank, attempt=0, started=rank) for rank in range(2)]
+        run.attempt(0, leader=ranks[0], outcome="finished")
+        for rank, producer in enumerate(ranks):
+            more = {"own": 5.0} if rank else {}
+            producer.commit(0, {"loss": 1.0 + rank} | more, time=rank, leader=not rank)
+    answer = ask("watch", tmp_path / "run", "--every", "0.01")
+    assert ["run step 0: loss=1", "run step 0: own=5"] == answer.out.splitlines()
 
 
 def test_once_shows_what_there_is(ask: Ask, root: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_killed_process_has_ended(tmp_path, monkeypatch):
     follower = Follower(tmp_path / "run")
     assert [0] == windows(follower.poll())
     assert not follower.finished()
-    monkeypatch.setattr("eventlog.reader.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("eventlog.life.SILENT_SECONDS", -1.0)
     assert follower.finished()
     old.close()
 

@@ -130,7 +130,8 @@ def test_damage_is_told_by_file(ten):
 
 def test_a_file_that_is_missing_or_foreign_is_told(ten):
     """A segment that is gone, and a file that is named like none, have a line of their own."""
-    only(ten, RECORDS_DATA).unlink()
+    gone = only(ten, RECORDS_DATA)
+    gone.unlink()
     only(ten, RECORDS_INDEX).unlink()
     stray = only(ten, "*.payload.0000.idx").with_name("stray.idx")
     stray.write_bytes(b"x")
@@ -138,7 +139,7 @@ def test_a_file_that_is_missing_or_foreign_is_told(ten):
     (ten / "cursors").mkdir()
     (ten / "cursors" / "c.json").write_text("{")
     found = verify(ten)
-    assert {stray.relative_to(ten), (ten / "cursors" / "c.json").relative_to(ten)} == {
+    assert {path.relative_to(ten) for path in (gone, stray, ten / "cursors" / "c.json")} == {
         file.path for file in found.files if file.problems
     }
 

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import warnings
 
 import pytest
 
 import eventlog
+from aggregator import open_run
 from eventlog.losses import told
 from eventlog.reserve import RESERVE_BYTES, Reserve
 from eventlog.rundir import RunDir
@@ -70,7 +73,7 @@ def test_a_disk_that_stays_full_still_says_what_was_lost(small_disk):
 
 def test_training_that_ends_on_a_full_disk_lists_its_steps(small_disk):
     """The user's log: commits warn that they are not durable, and `info` lists the steps (report d4)."""
-    from aggregator import open_run, stats_tracker
+    from aggregator import stats_tracker
 
     log = eventlog.start(small_disk / "run")
     with warnings.catch_warnings():
@@ -172,3 +175,56 @@ def test_losses_are_told_by_step(lost, expected):
     """Steps that follow each other are a range; what no step is known of is counted in windows."""
     losses = [Loss(Stream(stream), Cause.WRITE_FAILED, window, step=step) for stream, window, step in lost]
     assert expected == told(losses)
+
+
+KILLED = """
+import os, signal, sys, warnings
+import numpy as np
+import eventlog
+from aggregator import stats_tracker
+from tests.eventlog.test_reserve import fill_up
+from pathlib import Path
+warnings.simplefilter("ignore")
+root = Path(sys.argv[1])
+log = eventlog.start(root / "run")
+log.claim_attempt()
+for step in range(40):
+    if step == 3:
+        fill_up(root / "ballast")
+    for i in range(4):
+        stats_tracker.denominator(m=np.ones(100, bool))
+        stats_tracker.stat("m", x=np.random.default_rng(i).random(100, np.float32))
+    log.commit(0, step, 100 + step, [stats_tracker.export_all()])
+    assert log.writer.flush(20)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_killed_on_a_full_disk_has_said_what_it_lost(small_disk):
+    """While the process goes on its losses are noted in some of the space, by step, not only at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, small_disk], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found = eventlog.verify(small_disk / "run")
+    for stream in Stream:
+        steps = {loss.step for _, loss in found.losses if loss.stream is stream}
+        assert set(range(110, 140)) <= steps <= set(range(103, 140))
+    with open_run(small_disk / "run") as run:
+        assert {100, 101, 102} <= set(run.metrics()["step"].to_pylist())
+
+
+def test_space_is_given_up_in_slices_and_taken_again(tmp_path):
+    """Half of it stays for the end; what was given up is taken again."""
+    reserve = Reserve(tmp_path / ".reserve")
+    reserve.take()
+    given = 0
+    while reserve.give():
+        given += 1
+    kept = os.fstat(reserve._fd).st_blocks * 512
+    assert (True, RESERVE_BYTES // 2) == (given > 1, kept)
+    reserve.take()
+    assert os.fstat(reserve._fd).st_blocks * 512 >= RESERVE_BYTES
+    assert reserve.release()
+    reserve.take()
+    assert (False, False) == (reserve.give(), reserve.release())

@@ -19,11 +19,13 @@ from eventlog.errors import LogError
 from eventlog.following import Follower
 from eventlog.frame import Series
 from eventlog.overflow import ROOM, Spilled, valve, window
+from eventlog.recorder import recorders
 from eventlog.reduction import Kind, Spread
 from eventlog.rundir import Problems, RunDir
 from eventlog.schema import Stream
 from eventlog.sealed import SealedSegment
 from eventlog.specs import Specs
+from eventlog.spill import begin_log
 from tests.storage import settle, tell
 
 SMALL = 3000
@@ -31,9 +33,11 @@ SMALL = 3000
 
 @pytest.fixture(autouse=True)
 def stopped():
-    """Leave no log behind, whatever failed."""
+    """Leave no log behind, and nothing spilled, whatever failed."""
     yield
     eventlog.stop()
+    for recorder in recorders():
+        begin_log(recorder)
 
 
 @pytest.fixture
@@ -478,11 +482,13 @@ def test_what_is_spilled_adds_up():
 def test_an_export_counts_what_its_own_log_holds(tmp_path):
     """What was spilled into a log that was stopped stays there, with a warning: live and offline agree."""
     run, before = tmp_path / "second", tmp_path / "first"
-    eventlog.start(before, spill_bytes=SMALL, spill_seconds=0)
+    log = eventlog.start(before, spill_bytes=SMALL, spill_seconds=0)
     for _ in range(40):
         stats_tracker.denominator(n=torch.ones(10, dtype=torch.bool))
         stats_tracker.stat("n", x=torch.zeros(10))
         stats_tracker.counter(k=1)
+    log.overflow.take(stats_tracker.DEFAULT_TRACKER.recorder)
+    stats_tracker.scalar(kept=1.0)
     eventlog.stop()
     with pytest.warns(UserWarning, match=r"\d+ values of 'k', 'n', 'x' were written down in it, in a window"):
         log = eventlog.start(run, spill_bytes=0)
@@ -495,15 +501,15 @@ def test_an_export_counts_what_its_own_log_holds(tmp_path):
         assert live == _by_key(session.metrics(source="recomputed"))
         assert live == _by_key(session.metrics())
         (row,) = session.percentiles("x", [0.5], by=["step"]).to_pylist()
-        assert (live["n"], 0) == (row["count"], row["missing"])
+        assert (10, 10, 0) == (live["n"], row["count"], row["missing"])
     with open_run(before) as session:
         held = session.sql("select sum(count) as n from records where key = 'x' and not complete").to_pylist()
-    assert 40 * 10 + 10 == held[0]["n"] + live["n"]
+    assert (400, 1.0, False) == (held[0]["n"], live["kept"], "k" in live)
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_what_is_kept_in_memory_is_whole_in_the_log_that_starts(tmp_path, first):
-    """Not spilled, recorded before a start: the export's log holds it, exported with reset=False before or not."""
+    """The export's log holds it, though it was recorded, and exported with reset=False, before."""
     if first:
         eventlog.start(tmp_path / "first").claim_attempt()
     for i in range(3):

@@ -1,0 +1,104 @@
+"""Files of a process that are gone: by its own word, and by what every process begins and ends with.
+
+A process creates its records first. With every sign of life it says how many segments of payload and commits
+it has begun; when it ends in order, each of its streams ends with a record that says so. Older processes did
+not say how many: of them less can be concluded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from .rundir import Problem
+from .schema import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .attempt import Attempt
+    from .rundir import RunDir, SegmentFile
+    from .state import SessionState
+
+_SESSION: Final = re.compile("[0-9a-f]{32}")
+
+
+def absent(run: RunDir, files: Iterable[SegmentFile], state: SessionState) -> list[SegmentFile]:
+    """Return the last segment of each stream of a process that must be there and is not.
+
+    `files` are those of it that were listed before its signs of life were read: what came since is looked
+    for anew.
+    """
+    found = _missing(files, state)
+    if not found or not run.owns(state.producer.run):
+        return []
+    session = state.producer.session
+    later = _missing((file for file in run.segments() if file.session == session), state)
+    return [
+        run.segment(stream, state.producer, number) for stream, number in found.items() if stream in later
+    ]
+
+
+def _missing(files: Iterable[SegmentFile], state: SessionState) -> dict[Stream, int]:
+    """Return the number of the last segment of the streams of which some at the end are not there."""
+    there = dict.fromkeys(Stream, -1)
+    for file in files:
+        there[file.stream] = max(there[file.stream], file.number)
+    said = {stream: state.told.segments(stream) - 1 for stream in Stream}
+    return {stream: last for stream, last in said.items() if there[stream] < last}
+
+
+def judge(run: RunDir, files: Iterable[SegmentFile], state: SessionState) -> None:
+    """Let what must be there of a process and is not be problems of its run."""
+    for file in absent(run, files, state):
+        reason = "is missing, with all that its process wrote there"
+        run.found.add(Problem(file.data, reason))
+    for file in _endless(run, files, state):
+        run.found.add(Problem(file.index, "has no end, though its process ended in order", offset=0))
+
+
+def _endless(run: RunDir, files: Iterable[SegmentFile], state: SessionState) -> list[SegmentFile]:
+    newest = {file.stream: file for file in files}
+    found = [file for stream, file in newest.items() if stream not in state.closed]
+    if not found or not state.ended or state.told.commits < 0:
+        return []
+    session = state.producer.session
+    later = {file.stream: file for file in run.segments() if file.session == session}
+    # Of a segment that has a successor by now the end says nothing of the process.
+    return found if later == newest else []
+
+
+def judge_gone(
+    run: RunDir,
+    files: Iterable[SegmentFile],
+    state: SessionState,
+    pruned: Callable[[SegmentFile], set[int]],
+) -> None:
+    """A stream that is gone is damage, but for payload whose removal the process has noted."""
+    files = list(files)
+    if unnoted := [f for f in files if f.stream is Stream.PAYLOAD and f.number not in state.pruned]:
+        state.pruned |= pruned(unnoted[0])
+    for file in files:
+        if file.stream is Stream.PAYLOAD and file.number in state.pruned:
+            run.found.clear(file.data)
+        else:
+            run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
+
+
+def claimants(run: RunDir, sessions: Iterable[str]) -> list[Attempt]:
+    """Return the attempts that were claimed by processes of which nothing is left.
+
+    `sessions` are those that were listed before; what came since is looked for anew.
+    """
+    known = set(sessions)
+    found = [one for one in run.attempts() if _SESSION.fullmatch(one.session) and one.session not in known]
+    later = {file.session for file in run.segments()} if found else set[str]()
+    return [claim for claim in found if claim.session not in later]
+
+
+def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
+    """Let such claims be problems of the run."""
+    for claim in claimants(run, sessions):
+        path = run.path / "attempts" / f"{claim.number:04d}.json"
+        reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
+        run.found.add(Problem(path, reason))
