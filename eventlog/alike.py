@@ -143,7 +143,7 @@ class Run:
         return np.logical_and.reduce(same)
 
     def said_at_both_ends(self, buffers: slice) -> bool:
-        """Whether a column, of which all heads say the same, has the same bytes in the first and last frame."""
+        """Whether a column of which all heads say the same has the same bytes in the first and last frame."""
         begins = self._begins[buffers]
         begin, end = int(begins[0, 0]), int((begins[:, 0] + self._sizes[buffers, 0]).max())
         other = int(begins[0, -1])

@@ -5,8 +5,8 @@ are; a run has one a window and process. But frames of one writer look alike: th
 by byte, but for the numbers in them. So those numbers are read as one array, the buffers of a column are cut
 out of all frames and put behind each other, and where they are compressed the blocks of all of them make one
 LZ4 frame (LZ4 Frame Format 1.6: blocks may be of any length), which is decompressed in one call. Texts and
-lists get offsets of their own. Neighbouring columns that say the same in all frames, byte by byte, are read of
-one and repeated: keys, kinds and trackers of one training step are mostly those of the next.
+lists get offsets of their own. Neighbouring columns that say the same in all frames, byte by byte, are read
+of one and repeated: keys, kinds and trackers of one training step are mostly those of the next.
 
 Only frames whose checksum was right come here, as to Arrow. What does not look like those of our writer is
 left to Arrow, which knows all of its format.

@@ -67,9 +67,9 @@ class Training:
 
 
 def last_step(run_dir: Path) -> int:
-    """Return the last step that was committed; -1 before the first."""
+    """Return the last step that the leader committed; -1 before the first."""
     try:
-        commits = RunReader(run_dir).commits()
-        return max((pc.max(rows["global_step"]).as_py() for _, _, rows in commits), default=-1)
+        commits = (rows.filter(rows["leader"]) for _, _, rows in RunReader(run_dir).commits())
+        return max((pc.max(rows["global_step"]).as_py() for rows in commits if rows.num_rows), default=-1)
     except NotARunError:  # only just started
         return -1

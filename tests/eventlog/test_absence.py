@@ -1,4 +1,4 @@
-"""What is gone of a process that is gone: ends of indexes, files, kinds of files, folders; files of others."""
+"""What is gone of a process that is gone: ends of indexes, files, kinds of files, folders; others' files."""
 
 import os
 import shutil
