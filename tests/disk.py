@@ -2,6 +2,7 @@
 
 `Disk` compiles it (a test is skipped where there is no C compiler). In the child `fault.set` says what goes
 wrong from now on; the parent reads, with a sound file system, what was left.
+`small` is one in memory that fills, where mounting is allowed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+import eventlog
 
 FAULTS: Final = {
     "none": "0",
@@ -151,3 +155,17 @@ class Disk:
         )
         assert done.returncode == 0, done.stderr
         return done
+
+
+@contextmanager
+def small(path: Path, options: str = "size=1m"):
+    """Yield a file system of its own in memory; the test is skipped where none may be mounted."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield path
+    finally:
+        eventlog.stop()
+        subprocess.run(["umount", "-l", path], check=True)  # what a failed test left open holds it no more

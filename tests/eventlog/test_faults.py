@@ -1,8 +1,8 @@
 """File systems that fail: training goes on, what is lost is listed with its step, what is left is right."""
 
 import json
-import subprocess
 import warnings
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +11,7 @@ from eventlog.rundir import RunDir
 from eventlog.schema import LossCause as Cause
 from eventlog.schema import Stream
 from eventlog.writer import Writer
-from tests.disk import FAULTS, Disk
+from tests.disk import FAULTS, Disk, small
 from tests.storage import commits, payload, producer, put_window, records, settle, tell
 
 BATCHES = {Stream.RECORDS: records, Stream.PAYLOAD: payload, Stream.COMMITS: commits}
@@ -219,21 +219,8 @@ def test_a_sigterm_on_a_hanging_disk_ends_the_process(disk):
 @pytest.fixture
 def mounted(tmp_path):
     """Return a function that mounts a small memory file system, where that is allowed."""
-    path = tmp_path / "disk"
-
-    def mount(options):
-        path.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, check=False
-        )
-        if done.returncode:
-            path.rmdir()
-            pytest.skip("mounting is not allowed here")
-        return path
-
-    yield mount
-    if path.exists():
-        subprocess.run(["umount", path], check=True)
+    with ExitStack() as stack:
+        yield lambda options: stack.enter_context(small(tmp_path / "disk", options))
 
 
 def fill(path):
