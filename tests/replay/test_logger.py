@@ -349,7 +349,9 @@ def test_a_failing_backend_never_reaches_the_training(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trouble", [{"status": 500}, {"seconds": 30.0}], ids=["fails", "hangs"])
+@pytest.mark.parametrize(
+    "trouble", [{"status": 500}, {"seconds": 30.0, "status": 503}], ids=["fails", "hangs"]
+)
 @pytest.mark.parametrize("target", STAND_INS, indirect=True)
 def test_a_service_in_trouble_never_reaches_the_training(
     tmp_path: Path, target: Target, trouble: dict[str, Any]
