@@ -13,7 +13,7 @@ from .options import Json, RunDir, example
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eventlog import Loss, Producer, SalvageReport
+    from eventlog import SalvageReport
 
 __all__ = ["NAME", "app"]
 
@@ -47,7 +47,7 @@ def verify(run_dir: RunDir, as_json: Json = False) -> None:
         }
         for file in found.files
     ]
-    losses = [_loss(who, loss) for who, loss in found.losses]
+    losses = [loss.as_row(who) for who, loss in found.losses]
     if as_json:
         said = {"path": str(found.path), "clean": found.clean, "files": files, "losses": losses}
         render.document(said, as_json=True)
@@ -57,21 +57,6 @@ def verify(run_dir: RunDir, as_json: Json = False) -> None:
     if not found.clean:
         _say_lost(losses)
         raise typer.Exit(3)
-
-
-def _loss(producer: Producer, loss: Loss) -> dict[str, Any]:
-    return {
-        "role": producer.role,
-        "rank": producer.rank,
-        "session": producer.session,
-        "stream": loss.stream.name.lower(),
-        "cause": getattr(loss.cause, "name", str(loss.cause)).lower(),
-        "window": None if loss.window < 0 else loss.window,
-        "step": loss.step,
-        "rows": loss.rows,
-        "bytes": loss.bytes,
-        "detail": loss.detail or None,
-    }
 
 
 def _say_lost(losses: Sequence[dict[str, Any]]) -> None:

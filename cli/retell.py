@@ -152,6 +152,8 @@ def replay(
     and TensorBoard's lie in RUN_DIR/live/tensorboard. With --stat, too, a step is told --wait seconds after
     its last commit, when its values are there.
     """
+    from replay import check_stats
+
     check_bounds(since, until)
     overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]
     given = _options(to or [], [each for each in options or () if not each.startswith(OWN)])
@@ -175,7 +177,7 @@ def replay(
     runs = _named(run_dirs)
     with usage():
         told = {name: _backends(given, config, overrides, name if len(runs) > 1 else "") for name in runs}
-        _check_asked(asked)
+        check_stats(asked["stats"])
     found, failed = _play_all(runs, told, follow=follow, **asked)
     if any(found.values()):
         _tell(found, as_json=as_json)
@@ -281,14 +283,6 @@ def _backends(
     if not backends:
         raise typer.BadParameter(f"expected a file that switches a backend on, got none: {config}")
     return backends
-
-
-def _check_asked(asked: dict[str, Any]) -> None:
-    """Refuse statistics that are none, before anything is read."""
-    from aggregator import checked_stats
-
-    if plain := [stat for stat in asked["stats"] if stat != "histogram"]:
-        checked_stats(plain)
 
 
 def _rule(text: str) -> tuple[str, str]:

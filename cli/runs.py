@@ -145,7 +145,7 @@ def info(
 
 
 def _with_states(described: dict[str, Any], session: Session) -> dict[str, Any]:
-    """Add to a description whether the run and its processes live, and which steps the losses are of."""
+    """Add to a description whether the run and its processes live."""
     commits, times = _times(session, "commits"), _times(session, "windows")
     patience = pulse.stuck_after([time for some in commits.values() for time in some])
     now = time.time()
@@ -167,17 +167,9 @@ def _with_states(described: dict[str, Any], session: Session) -> dict[str, Any]:
         attempts[-1]["outcome"] = "unknown" if state in ("dead", "ended", "") else state
     outcome = attempts[-1]["outcome"] if attempts else None
     seen = max((row["last_seen"] for row in producers if row["last_seen"]), default=None)
-    steps = {(row["session"], row["window"]): row["step"] for row in _bound(session)}
-    losses = [
-        {**row, "step": steps.get((row["session"], row["window"]))}
-        if row["step"] is None and row["stream"] != "commits"
-        else row
-        for row in described["losses"]
-    ]
     told = {"state": state if outcome in (None, "unknown", state) else outcome, "last_seen": seen}
     head = {name: described[name] for name in ("run", "path", "label", "created", "format")}
-    changed = {"producers": producers, "losses": losses, "stuck_after": patience}
-    return {**head, **told, **described, **changed}
+    return {**head, **told, **described, "producers": producers, "stuck_after": patience}
 
 
 def _times(session: Session, view: str) -> dict[str, list[int]]:
@@ -187,10 +179,6 @@ def _times(session: Session, view: str) -> dict[str, list[int]]:
     for row in rows.to_pylist():
         found.setdefault(row["session"], []).append(row["us"])
     return found
-
-
-def _bound(session: Session) -> list[dict[str, Any]]:
-    return session.sql('select session, "window", step from windows where step is not null').to_pylist()
 
 
 def _us(moment: datetime | None) -> int:

@@ -99,6 +99,6 @@ def claimants(run: RunDir, sessions: Iterable[str]) -> list[Attempt]:
 def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
     """Let such claims be problems of the run."""
     for claim in claimants(run, sessions):
-        path = run.path / "attempts" / f"{claim.number:04d}.json"
+        path = run.attempt_path(claim.number)
         reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
         run.found.add(Problem(path, reason))

@@ -27,9 +27,10 @@ def collect(
         _collect_masked(masked, frame, key, specs, rows)
     for each in series:
         if key is None or each.spec.key == key:
-            frame.add_series(each)
+            found = each.moments()[None]
+            frame.add_series(each, found)
             specs.append(each.spec)
-            rows.append(each.moments()[None])
+            rows.append(found)
 
 
 def _collect_masked(

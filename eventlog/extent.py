@@ -12,11 +12,14 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _WORTH_IT: Final = 1 << 20  # bytes; below, the call costs more than it saves
 _KEEP_SIZE: Final = 1
-_NONE_LEFT: Final = (errno.ENOSPC, errno.EDQUOT)
+NONE_LEFT: Final = (errno.ENOSPC, errno.EDQUOT)
 # What values leave free is for records and commits, thousands of steps of which fit into it …
 _LEFT_FREE: Final = 64 << 20
 _SHARE: Final = 16  # … or this part of a small file system.
@@ -48,7 +51,7 @@ def take(fd: int, place: int, size: int) -> int:
     if size < _WORTH_IT or _fallocate is None or not _fallocate(fd, _KEEP_SIZE, place, size):
         return 0
     code = ctypes.get_errno()
-    if code not in _NONE_LEFT:
+    if code not in NONE_LEFT:
         return 0
     with suppress(OSError):  # ext4 keeps what it found behind the end; where the file ends is no cut
         if os.fstat(fd).st_size == place:
@@ -66,7 +69,7 @@ class Room:
     def take(self, fd: int, place: int, size: int) -> None:
         """Take the space for a frame at a place of a file; NoRoomError where there is none."""
         if size > self._unasked or size >= _WORTH_IT:
-            spare = _spare(fd)
+            spare = room(fd, spare=True)
             if size > spare:
                 raise NoRoomError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for values of {size} bytes")
             self._unasked = min(spare, _LEFT_FREE) // _UNASKED
@@ -75,13 +78,16 @@ class Room:
             raise NoRoomError(code, f"{os.strerror(code)} for values of {size} bytes")
 
 
-def _spare(fd: int) -> int:
-    """Return how many bytes values may take of a file's file system, a great number where it does not say."""
+def room(place: int | Path, *, spare: bool = False) -> int:
+    """Return how many bytes the file system of a file or folder takes; a great number where it does not say.
+
+    `spare`: how many of them values may take.
+    """
     try:
-        found = os.fstatvfs(fd)
+        found = os.statvfs(place)
     except (AttributeError, OSError):
         return sys.maxsize
     if not found.f_blocks:
         return sys.maxsize
-    left = min(_LEFT_FREE, found.f_blocks * found.f_frsize // _SHARE)
+    left = min(_LEFT_FREE, found.f_blocks * found.f_frsize // _SHARE) if spare else 0
     return found.f_bavail * found.f_frsize - left

@@ -205,9 +205,8 @@ class _Session:
         """List its segments of records anew."""
         if self._newest is None:
             return []
-        kin = self._reader.run.segments_of(self._newest.role, self._newest.rank)
-        session = self._newest.session
-        return [file for file in kin if file.stream is Stream.RECORDS and file.session == session]
+        newest = self._newest
+        return self._reader.run.segments_of(newest.role, newest.rank, Stream.RECORDS, newest.session)
 
     def poll(self, files: Sequence[SegmentFile]) -> Iterator[Followed]:
         """Yield what is committed since."""

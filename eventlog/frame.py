@@ -368,8 +368,8 @@ class Frame:
             self._keep(MatrixPiece(np.arange(first, first + len(part), dtype=np.int64), part), part)
             first += len(part)
 
-    def add_series(self, series: Series) -> None:
-        """Log the values of a series that are not logged yet."""
+    def add_series(self, series: Series, rows: Rows) -> None:
+        """Log the values of a series that are not logged yet; `rows` are the moments of all."""
         values, times = series.values[series.logged :], series.times[series.logged :]
         if not values:
             return
@@ -378,7 +378,7 @@ class Frame:
         self.pieces.append(SeriesPiece(self._next_id, values, times, series.samples[series.logged :]))
         self.calls.add(series.spec, times[-1], series.step, series.dtype)
         self._place(1, (len(values),), UNLOGGED)
-        self._rows.append(series.moments(series.logged)[None])
+        self._rows.append(series.moments(series.logged)[None] if series.logged else rows)
         series.logged = len(series.values)
 
     @property

@@ -30,27 +30,26 @@ def is_dead(run: RunDir, file: SegmentFile) -> bool:
     It gave no sign of life for SILENT_SECONDS, or another of its role and rank, or a later attempt, began
     after it had fallen silent.
     """
-    kin = [other for other in run.segments_of(file.role, file.rank) if other.stream is Stream.RECORDS]
+    kin = run.segments_of(file.role, file.rank, Stream.RECORDS)
     own = [other for other in kin if other.session == file.session]
     if not own:
         return True
     end = read_end(own[-1])
     before = read_end(own[-2]) if len(own) > 1 and end.header is None else end  # the newest just begins
     seen_us = max(end.seen_us, before.seen_us) or own[-1].started_us
+    if end.ended or abs(now_us() - seen_us) / 1e6 > SILENT_SECONDS:
+        return True
     newest = run.newest_attempt()
-    if end.ended or (end.attempt is not None and newest is not None and newest > end.attempt):
+    if end.attempt is not None and newest is not None and newest > end.attempt:
         return True
     later = [other.started_us for other in kin if other.session != file.session]
     later += [claim.started_us for claim in run.attempts()]
-    silent = abs(now_us() - seen_us) / 1e6
-    followed = (max(later, default=0) - seen_us) / 1e6
-    return silent > SILENT_SECONDS or followed > FOLLOWED_SECONDS
+    return (max(later, default=0) - seen_us) / 1e6 > FOLLOWED_SECONDS
 
 
 def is_over(run: RunDir, file: SegmentFile) -> bool:
     """Whether a session is dead, or ran on this machine in a process that is gone."""
-    kin = [other for other in run.segments_of(file.role, file.rank) if other.session == file.session]
-    own = [other for other in kin if other.stream is Stream.RECORDS]
+    own = run.segments_of(file.role, file.rank, Stream.RECORDS, file.session)
     who = read_end(own[0]) if own else None
     if who and who.producer and who.machine and who.machine == machine.here():
         return not machine.runs(who.producer.pid, who.producer.started_us) or is_dead(run, file)

@@ -55,7 +55,7 @@ class Losses:
 
     def pay(self, *, known: bool = False) -> Loss | None:
         """Take the first loss that is to be noted; `known`: the first whose step no commit is awaited for."""
-        found = (place for place, loss in self._unsaid.items() if not known or not _is_unbound(loss))
+        found = (place for place, loss in self._unsaid.items() if not known or not loss.unbound)
         place = next(found, None)
         return None if place is None else self._unsaid.pop(place)
 
@@ -87,10 +87,6 @@ def told(losses: Iterable[Loss]) -> str:
         words += [f"{unknown} window{'s' * (unknown > 1)} without a step"] if unknown else []
         said += [f"{_NAMES[stream]} of {' and '.join(words)}"] if words else []
     return "; ".join(said)
-
-
-def _is_unbound(loss: Loss) -> bool:
-    return loss.step is None and loss.window >= 0 and loss.stream in _OF_WINDOWS
 
 
 def _add(losses: dict[Place, Loss], loss: Loss) -> None:

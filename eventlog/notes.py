@@ -8,8 +8,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from .extent import NoRoomError
-from .reserve import RESERVE_BYTES, Reserve, room
+from .extent import NONE_LEFT, NoRoomError, room
+from .reserve import RESERVE_BYTES, Reserve
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .segments import Segments
 
 _AGAIN_SECONDS: Final = 5.0  # after which a disk that took no note is tried once more
-_NONE_LEFT: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Notes:
@@ -49,7 +48,7 @@ class Notes:
 
     def failed(self, error: OSError) -> None:
         """Take note of why a frame could not be written."""
-        self._full = error.errno in _NONE_LEFT
+        self._full = error.errno in NONE_LEFT
 
     def keep_out(self, size: int) -> None:
         """NoRoomError for a frame that is not tried: a full disk has room for notes alone."""

@@ -197,9 +197,10 @@ class RunReader:
 
         Its segments are listed anew: what is gone was noted before, if need be in a segment that came since.
         """
-        kin = self.run.segments_of(file.role, file.rank) if file.stream is Stream.PAYLOAD else ()
-        files = [one for one in kin if one.stream is Stream.PAYLOAD and one.session == file.session]
         pruned: set[int] = set()
+        if file.stream is not Stream.PAYLOAD:
+            return pruned
+        files = self.run.segments_of(file.role, file.rank, Stream.PAYLOAD, file.session)
         for one in files:
             with self.opened(one, newest=one is files[-1]) as segment:
                 records = (record for _, record in segment.entries() if record)
@@ -318,9 +319,7 @@ class RunReader:
 
     def walk(self, file: SegmentFile | Producer, stream: Stream) -> Iterator[SealedSegment]:
         """Open the segments of a stream of a session, as they are listed now."""
-        events = stream is not Stream.COMMITS
-        kin = self.run.segments_of(file.role, file.rank) if events else self.run.segments(stream)
-        return self._walked(one for one in kin if (one.session, one.stream) == (file.session, stream))
+        return self._walked(self.run.segments_of(file.role, file.rank, stream, file.session))
 
     def _count_all(
         self, segment: SealedSegment, run: Entries, state: SessionState, windows: Completeness

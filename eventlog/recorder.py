@@ -261,6 +261,9 @@ class Recorder:
     def begin_anew(self) -> None:
         """In a forked child: what was recorded is the parent's to export, and so may be the lock."""
         self.lock = threading.RLock()
+        self._clear()
+
+    def _clear(self) -> None:
         self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
         self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
         self.specs.forget()
@@ -274,9 +277,7 @@ class Recorder:
         for masked in self.masks:
             self._expected[masked.spec] = max((len(b.calls) for b in masked.blocks.values()), default=1)
             masked.drain()
-        self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
-        self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
-        self.specs.forget()
+        self._clear()
         binding.release(self)
 
     def forget_key(self, key: str) -> None:
@@ -328,7 +329,8 @@ def drain(
         for recorder in chosen:
             held.enter_context(recorder.lock)
         settle((m for r in chosen for m in r.masks), (s for r in chosen for s in r.series.values()))
-        frame = Frame(window.close(), _ids_for(chosen))
+        first = ids_for((m for r in chosen for m in r.masks), sum(len(r.series) for r in chosen))
+        frame = Frame(window.close(), first)
         specs: list[Spec] = []
         rows: list[Rows] = []
         for recorder in chosen:
@@ -354,13 +356,11 @@ def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> N
         recorder.kept_since = window
 
 
-def _ids_for(recorders: list[Recorder]) -> int:
-    """Return the first of enough record ids; ids are never reused, gaps are allowed."""
-    n = 0
-    for recorder in recorders:
-        n += len(recorder.series) + len(recorder.masks)
-        n += sum(len(m.pending) + sum(len(b.calls) for b in m.blocks.values()) for m in recorder.masks)
-    return reserve_ids(n)
+def ids_for(masks: Iterable[Masked], series: int) -> int:
+    """Take record ids for masks, what is under them, and so many series; gaps are allowed."""
+    return reserve_ids(
+        series + sum(1 + len(m.pending) + sum(len(b.calls) for b in m.blocks.values()) for m in masks)
+    )
 
 
 def reserve_ids(n: int) -> int:

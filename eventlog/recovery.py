@@ -90,9 +90,11 @@ def verify(run_dir: str | os.PathLike[str], *, progress: Progress | None = None)
     meter = Meter(progress, sum(size_of(file.data) + size_of(file.index) for file in segments))
     files: list[FileReport] = []
     for stream, session in _streams(segments):
-        pruned = reader.pruned(session[0])
+        pruned = set[int]()
         for place in reader.places(session):
             with reader.opened(place.file, newest=place.newest) as segment:
+                if not segment.has_data and place.file.number not in pruned:
+                    pruned = reader.pruned(place.file)
                 files.append(_checked(reader, segment, stream, pruned=place.file.number in pruned))
             meter.add(files[-1].bytes)
     losses = [

@@ -16,8 +16,6 @@ RESERVE_BYTES: Final = 128 << 10  # new segments of three streams, and a thousan
 _SLICE: Final = 16 << 10  # what is given up at a time while the process goes on …
 _LAST: Final = 64 << 10  # … down to what is there for its end
 
-_ENDLESS: Final = 1 << 62
-
 
 class Reserve:
     """Space kept back where the files of a producer lie."""
@@ -64,12 +62,3 @@ def _fill(fd: int, nbytes: int) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     else:
         os.pwrite(fd, os.urandom(nbytes), 0)
-
-
-def room(path: Path) -> int:
-    """Return how many bytes a file system says that it takes; many where it does not say."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return _ENDLESS
-    return found.f_bavail * found.f_frsize

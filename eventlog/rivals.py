@@ -11,7 +11,7 @@ from .sealed import SILENT_SECONDS
 
 def rivals(run: RunDir, producer: Producer) -> list[str]:
     """Return one line for every other live session of the producer's role and rank."""
-    files = [f for f in run.segments_of(producer.role, producer.rank) if f.stream is Stream.RECORDS]
+    files = run.segments_of(producer.role, producer.rank, Stream.RECORDS)
     newest = {file.session: file for file in files if file.session != producer.session}
     return [line for file in newest.values() if (line := _sign_of_life(file, producer))]
 

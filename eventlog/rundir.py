@@ -273,7 +273,7 @@ class RunDir:
         try:
             (self.path / "attempts").mkdir(exist_ok=True)
             for wanted in free:
-                if create_json(self._attempt_path(wanted), {**claim, "number": wanted}):
+                if create_json(self.attempt_path(wanted), {**claim, "number": wanted}):
                     return wanted
         except OSError as error:
             reason = f"expected to claim an attempt, got {error.strerror}: {self.path}"
@@ -291,13 +291,14 @@ class RunDir:
         """
         if outcome not in OUTCOMES:
             raise LogError(f"expected an outcome of {', '.join(OUTCOMES)}, got {outcome!r}")
-        data = read_json(self._attempt_path(number))
+        data = read_json(self.attempt_path(number))
         if data.get("outcome") is None:
             said = redact_sensitive_config(detail[:_LONGEST_DETAIL])[:_MOST_OF_DETAIL]
             text = f"{outcome}: {said}" if said else outcome
-            write_json(self._attempt_path(number), {**data, "outcome": text, "ended_us": now_us()})
+            write_json(self.attempt_path(number), {**data, "outcome": text, "ended_us": now_us()})
 
-    def _attempt_path(self, number: int) -> Path:
+    def attempt_path(self, number: int) -> Path:
+        """Return the file of an attempt's claim."""
         return self.path / "attempts" / f"{number:04d}.json"
 
     def _attempt_numbers(self) -> list[int]:
@@ -326,10 +327,14 @@ class RunDir:
         }
         return sorted((s for s in found if not streams or s.stream in streams), key=lambda s: s.order)
 
-    def segments_of(self, role: str, rank: int) -> list[SegmentFile]:
-        """Return the events segments of every session of one role and rank."""
-        folder = self.producer_dir(Stream.RECORDS, role, rank)
-        return sorted(set(self._named(folder, "events")), key=lambda s: s.order)
+    def segments_of(
+        self, role: str, rank: int, stream: Stream | None = None, session: str | None = None
+    ) -> list[SegmentFile]:
+        """Return the segments of one role and rank: events, or one stream; of every session, or of one."""
+        folder = self.producer_dir(stream or Stream.RECORDS, role, rank)
+        found = set(self._named(folder, folder.parent.name))
+        own = (s for s in found if stream in (None, s.stream) and session in (None, s.session))
+        return sorted(own, key=lambda s: s.order)
 
     def listed(self, folder: Path) -> list[str]:
         """Return the names in a folder, sorted; a folder that cannot be listed is a problem, and empty."""

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import extent
 from .machine import here
@@ -57,6 +57,26 @@ class Loss:
     bytes: int = 0
     detail: str = ""  # known only in the process that lost them; what is known of what is MISSING
     step: int | None = None  # where it was known; else the window's commit says it
+
+    @property
+    def unbound(self) -> bool:
+        """Whether its step is the one that a commit says of its window."""
+        return self.step is None and self.window >= 0 and self.stream is not Stream.COMMITS
+
+    def as_row(self, producer: Producer) -> dict[str, Any]:
+        """Return it in words and numbers, with whose it is."""
+        return {
+            "role": producer.role,
+            "rank": producer.rank,
+            "session": producer.session,
+            "stream": self.stream.name.lower(),
+            "cause": getattr(self.cause, "name", str(self.cause)).lower(),
+            "window": None if self.window < 0 else self.window,
+            "step": self.step,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "detail": self.detail or None,
+        }
 
     def plus(self, other: Loss) -> Loss:
         """Return the two together, where they have stream, cause and window in common."""

@@ -51,7 +51,7 @@ def shortfall(late: WindowSet, walk: Walk, *, ended: bool) -> list[Loss]:
 def bound(losses: Iterable[Loss], commits: Iterable[SealedSegment]) -> list[Loss]:
     """Return the losses of a process with the steps that its own commits say."""
     given = list(losses)
-    open_ = {loss.window for loss in given if _is_unbound(loss)}
+    open_ = {loss.window for loss in given if loss.unbound}
     if not open_:
         return given
     steps: dict[int, int] = {}
@@ -64,13 +64,9 @@ def bound(losses: Iterable[Loss], commits: Iterable[SealedSegment]) -> list[Loss
                     if first is not None and last is not None and step is not None:
                         steps |= {w: step for w in open_ if first <= w <= last and w not in steps}
     return [
-        replace(loss, step=steps[loss.window]) if _is_unbound(loss) and loss.window in steps else loss
+        replace(loss, step=steps[loss.window]) if loss.unbound and loss.window in steps else loss
         for loss in given
     ]
-
-
-def _is_unbound(loss: Loss) -> bool:
-    return loss.step is None and loss.window >= 0 and loss.stream is not Stream.COMMITS
 
 
 def _payload(segments: Iterable[SealedSegment]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from . import moments
 from .collection import collect, histograms
 from .frame import UNLOGGED, Frame, Masked
 from .overflow import ENDLESS, ROOM, Spilled, valve, window
-from .recorder import recorders, reserve_ids
+from .recorder import ids_for, recorders, reserve_ids
 from .reduction import Spread
 from .settlement import DeviceBlock
 
@@ -93,8 +93,7 @@ class Spill:
         series = {name: each for name, each in recorder.series.items() if _is_complete(each)}
         if not masks and not series:
             return
-        size = len(series) + sum(1 + sum(len(b.calls) for b in m.blocks.values()) for m in masks)
-        frame = Frame(window.open, reserve_ids(size))
+        frame = Frame(window.open, ids_for(masks, len(series)))
         specs: list[Spec] = []
         rows: list[Rows] = []
         collect(masks, series.values(), frame, None, specs, rows)

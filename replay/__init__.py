@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .imports import Imported, import_history
     from .logger import StatsLogger
     from .player import play
+    from .statistics import check_stats
     from .status import Status
     from .steps import Order
     from .tail import follow
@@ -47,6 +48,7 @@ _HOMES = {
     "TrackioConfig": "config",
     "VersionInfo": "version",
     "WandBConfig": "config",
+    "check_stats": "statistics",
     "configured": "backends",
     "follow": "tail",
     "import_history": "imports",
@@ -77,6 +79,7 @@ __all__ = [
     "TrackioConfig",
     "VersionInfo",
     "WandBConfig",
+    "check_stats",
     "configured",
     "follow",
     "import_history",

@@ -124,7 +124,7 @@ def nothing_recorded() -> errors.QueryError:
     return errors.QueryError("expected recorded values for the statistics, got none among what is selected")
 
 
-def check(stats: Iterable[str]) -> list[str]:
+def check_stats(stats: Iterable[str]) -> list[str]:
     """Return the names of statistics; QueryError for what is none."""
     from aggregator import checked_stats
 

@@ -22,7 +22,7 @@ import numpy as np
 from eventlog import errors, read_json, schema, write_json
 
 from .checked import TEMPORARY, settle
-from .compacted import FOLDER, FORMAT, MOVED, Compacted, read_part
+from .compacted import FOLDER, FORMAT, MOVED, Compacted, by_name, name_of, read_part
 from .engine import Engine
 from .history import load
 from .parquet import write_part
@@ -155,7 +155,7 @@ def _compacted(
 def _has_sources(history: History, part: Part) -> bool:
     """Whether every frame that a part stands for is there and good: else the part is its only place."""
     reader = history.reading.reader
-    files = {file.data.relative_to(reader.run.path).as_posix(): file for file in reader.run.segments()}
+    files = by_name(reader.run)
     for name, cover in part.all():
         if name not in files:
             return False
@@ -216,7 +216,7 @@ def _finished(
     step = -1
     for place in reader.places(files):
         path, after = place.file.data, 0
-        file = path.relative_to(reader.run.path).as_posix()
+        file = name_of(reader.run, place.file)
         ranges = covered.get(path, ())
         with reader.opened(place.file, newest=place.newest) as segment:
             for slot, record in segment.entries() if segment.has_data else ():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from eventlog import RunDir
+    from eventlog import RunDir, SegmentFile
 
     Bools = NDArray[np.bool_]
     Places = NDArray[np.intp]
@@ -63,10 +63,24 @@ class Cover:
     stop: int
     crc: int
 
+    def holds(self, slot: int) -> bool:
+        """Whether a place is among them."""
+        return self.first <= slot < self.stop
+
+
+def name_of(run: RunDir, file: SegmentFile) -> str:
+    """Return how parts name a segment: its data file, within the run."""
+    return file.data.relative_to(run.path).as_posix()
+
+
+def by_name(run: RunDir, *streams: schema.Stream) -> dict[str, SegmentFile]:
+    """Return the segments of a run, of some streams, by how parts name them."""
+    return {name_of(run, file): file for file in run.segments(*streams)}
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of some frames, as Parquet. `covers` has them by segment: its data file, within the run."""
+    """The rows of some frames, as Parquet. `covers` has them by segment, under its `name_of`."""
 
     path: Path
     first: int  # step
@@ -185,21 +199,18 @@ class Compacted:
     def covered(self) -> dict[Path, list[tuple[int, int]]]:
         """Return the frames that need not be read, as `RunReader.leave_out` takes them."""
         found: dict[Path, list[tuple[int, int]]] = {}
-        for part in self.parts:
-            for stream, those in part.covers.items():
-                if (part.path, stream) not in self._bad:
-                    for file, covers in those.items():
-                        own = found.setdefault(self._run.path / file, [])
-                        own += [(cover.first, cover.stop) for cover in covers]
+        for stream in schema.Stream:
+            for part in self.trusted(stream):
+                for file, cover in part.all(stream):
+                    found.setdefault(self._run.path / file, []).append((cover.first, cover.stop))
         return {path: _joined(ranges) for path, ranges in found.items()}
 
     def tables(self, stream: schema.Stream) -> dict[str, list[pa.Table]]:
         """Return the tables of a stream's rows, part by part; a part of which one is damaged gives none."""
         found: dict[str, list[pa.Table]] = {name: [] for name in TABLES[stream]}
-        for part in self.parts:
+        for part in self.trusted(stream):
             own: dict[str, pa.Table] = {}
-            trusted = (part.path, stream) not in self._bad
-            for name in found.keys() & part.files.keys() if trusted else ():
+            for name in found.keys() & part.files.keys():
                 try:
                     own[name] = _opened(*part.files[name]).read()
                 except (OSError, pa.ArrowException) as error:

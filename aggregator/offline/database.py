@@ -123,17 +123,7 @@ class Database:
             self._con.register(name, table)
         for name, (schema, _) in later.items():
             self._con.register(name, schema.empty_table())
-        self._shown = several, superseded
-        self._stands = False
-
-    @property
-    def _views(self) -> duckdb.DuckDBPyConnection:
-        """The connection with its views, which stand when they are first asked: most sessions ask no SQL."""
-        if not self._stands:
-            several, superseded = self._shown
-            self._stand(several=several, superseded=superseded)
-            self._stands = True
-        return self._con
+        self._stand(several=several, superseded=superseded)
 
     def _stand(self, *, several: bool, superseded: bool) -> None:
         self._create("_bits", unpacking.bits, ["BLOB", "BIGINT"], "BOOLEAN[]")
@@ -175,7 +165,7 @@ class Database:
         self._check(query)
         self._provide(query)
         try:
-            answer = self._views.sql(query).to_arrow_table()
+            answer = self._con.sql(query).to_arrow_table()
         except duckdb.Error as error:
             raise errors.QueryError(self._near(_explained(error))) from error
         return answer.rename_columns(_apart(answer.column_names))
@@ -184,7 +174,7 @@ class Database:
         """Answer a query of ours a batch at a time; QueryError as `sql`."""
         self._provide(query)
         try:
-            reader = self._views.sql(query).to_arrow_reader(_ROWS)
+            reader = self._con.sql(query).to_arrow_reader(_ROWS)
             return pa.RecordBatchReader.from_batches(reader.schema, _explaining(reader))
         except duckdb.Error as error:
             raise errors.QueryError(_explained(error)) from error
@@ -192,13 +182,13 @@ class Database:
     def schema(self) -> pa.Table:
         """Return view, column, type and comment of every column."""
         views = [*VIEWS, *(view for *_, view in MACROS.values())]
-        return self._views.sql(_SCHEMA, params=[views]).to_arrow_table()
+        return self._con.sql(_SCHEMA, params=[views]).to_arrow_table()
 
     def _near(self, said: str) -> str:
         """Return a message; of a key that is not known with what is near it."""
         if (found := _UNKNOWN.fullmatch(said)) is None:
             return said
-        known = self._views.sql("select distinct key::varchar as key from _records").fetchall()
+        known = self._con.sql("select distinct key::varchar as key from _records").fetchall()
         return unknown(found[1], (key for (key,) in known), "recorded key")
 
     def _check(self, query: str) -> None:

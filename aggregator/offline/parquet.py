@@ -11,7 +11,18 @@ import pyarrow.parquet as pq
 from eventlog import RunReader, schema
 
 from .checked import NewFile
-from .compacted import COMMITS, EXPORTS, FOLDER, NUMBERS, PAYLOAD, RECORDS, Cover, as_stored, index_checksum
+from .compacted import (
+    COMMITS,
+    EXPORTS,
+    FOLDER,
+    NUMBERS,
+    PAYLOAD,
+    RECORDS,
+    Cover,
+    as_stored,
+    by_name,
+    index_checksum,
+)
 from .placing import first_rows
 from .reading import EXPORT_COLUMNS, RECORD_COLUMNS, codes, encoded, ints
 
@@ -41,7 +52,7 @@ def write_part(
     Returns what of the frames they hold, what the part says of the files, and what is wrong with the frames.
     """
     reader = RunReader(run_dir)
-    files = {file.data.relative_to(run_dir).as_posix(): file for file in reader.run.segments()}
+    files = by_name(reader.run)
     batches: dict[str, _Batches] = {table: [] for table in (RECORDS, EXPORTS, COMMITS, PAYLOAD)}
     covers: dict[str, dict[str, list[Cover]]] = {}
     for stream, those in frames.items():

@@ -122,6 +122,11 @@ def place_commits(reading: Reading, found: Timeline, firsts: Places) -> Placed:
     return Placed(identified(reading, table, rows.sids), rows.sids, none, attempts, steps, superseded)
 
 
+def leads(commits: pa.Table) -> Bools:
+    """Return which commit rows are of a process that leads its attempt."""
+    return commits["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+
+
 def metrics_of(commits: Placed) -> Bools:
     """Return which commit rows are the run's metrics: those with a key that are not `beside` the leader's."""
     beside = commits.table["beside"].to_numpy()
@@ -166,8 +171,7 @@ def _beside(reading: Reading, rows: Rows, attempts: Ints, steps: Ints, among: Bo
     beside = np.zeros(len(steps), np.bool_)
     places = np.flatnonzero(among)
     ranks = np.array([producer.rank for producer in reading.producers], np.int64)[rows.sids[places]]
-    leads = rows.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)[places]
-    standing = np.where(leads, 0, -1 - ranks)
+    standing = np.where(leads(rows.table)[places], 0, -1 - ranks)
     if len(places) and standing.min() < standing.max():  # else one process speaks, or all alike
         keys = rows.codes("key")[places]
         beside[places] = standing < _greatest(standing, attempts[places], steps[places], keys)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import eventlog
 from eventlog import FileReport, RunReader, schema
 
-from .compacted import FOLDER, PAYLOAD, Compacted, PayloadTable
+from .compacted import FOLDER, PAYLOAD, Compacted, PayloadTable, by_name, name_of
 from .reading import ints
 
 if TYPE_CHECKING:
@@ -69,17 +69,16 @@ class _Tables:
     def __init__(self, path: Path) -> None:
         self._reader = RunReader(path)
         self._compacted = Compacted(self._reader.run)
-        files = self._reader.run.segments(schema.Stream.PAYLOAD)
-        self._files = {file.data.relative_to(path).as_posix(): file for file in files}
+        self._files = by_name(self._reader.run, schema.Stream.PAYLOAD)
         self._held: tuple[Path, str] | None = None
         self._rows = _Rows(pa.table({}), {})
 
     def rows(self, file: SegmentFile, slot: int) -> pa.RecordBatch | None:
         """Return the rows of a frame by its place; None where no table has all of them."""
-        name = file.data.relative_to(self._reader.run.path).as_posix()
+        name = name_of(self._reader.run, file)
         for part in self._compacted.trusted(schema.Stream.PAYLOAD):
             covers = part.covers[schema.Stream.PAYLOAD].get(name, ())
-            if any(cover.first <= slot < cover.stop for cover in covers):
+            if any(cover.holds(slot) for cover in covers):
                 if self._held != (part.path, file.session):
                     self._held, self._rows = (part.path, file.session), self._read(part, file.session)
                 places = self._rows.places.get((file.data, slot))
@@ -102,7 +101,7 @@ class _Tables:
                 continue
             with self._reader.opened(file, newest=False) as segment:
                 for slot, record in segment.entries():
-                    inside = any(cover.first <= slot < cover.stop for cover in covers)
+                    inside = any(cover.holds(slot) for cover in covers)
                     if record is None or record.type != schema.RecordType.FRAME or not inside:
                         continue
                     start, stop = np.searchsorted(ids, (record.first_id, record.last_id + 1))

@@ -12,7 +12,7 @@ from eventlog import schema
 
 from .choice import choose, names_of
 from .history import steps_of_windows
-from .placing import first_rows, groups, metrics_of
+from .placing import first_rows, groups, leads, metrics_of
 from .reading import NONE, codes, ints, nullable
 from .recompute import segments, specs_of
 
@@ -321,8 +321,8 @@ def info(history: History) -> dict[str, Any]:
 
 def _leading(history: History) -> Bools:
     """Whether each commit row is a leader's; all of them where no leader's are left."""
-    leads = history.commits.table["leader"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
-    return leads if leads.any() else np.ones(len(leads), np.bool_)
+    found = leads(history.commits.table)
+    return found if found.any() else np.ones(len(found), np.bool_)
 
 
 def _without_run(row: dict[str, Any]) -> dict[str, Any]:
@@ -330,19 +330,10 @@ def _without_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loss(producer: Producer, loss: Loss, bound: Mapping[tuple[str, int], int | None]) -> dict[str, Any]:
-    step = bound.get((producer.session, loss.window)) if loss.step is None else loss.step
-    return {
-        "role": producer.role,
-        "rank": producer.rank,
-        "session": producer.session,
-        "stream": loss.stream.name.lower(),
-        "cause": getattr(loss.cause, "name", str(loss.cause)).lower(),
-        "window": None if loss.window < 0 else loss.window,
-        "step": loss.step if loss.stream is schema.Stream.COMMITS else step,  # whose windows are numbers
-        "rows": loss.rows,
-        "bytes": loss.bytes,
-        "detail": loss.detail or None,
-    }
+    row = loss.as_row(producer)
+    if row["step"] is None and loss.stream is not schema.Stream.COMMITS:  # whose windows are numbers
+        row["step"] = bound.get((producer.session, loss.window))
+    return row
 
 
 def _pruned(producer: Producer, gone: Pruned) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_file_system_that_does_not_say_is_written_to(tmp_path, monkeypatch):
     def unknown(_):
         raise OSError("not here")
 
-    monkeypatch.setattr("os.fstatvfs", unknown)
+    monkeypatch.setattr("os.statvfs", unknown)
     writer = segment(RunDir.create(tmp_path / "run"))
     writer.append(*frame(MIB, 0))
     assert 1 == writer.frames
