@@ -175,10 +175,11 @@ class Acknowledged:
 
     def passes(self, row: Row) -> bool:
         """Whether a row was told; it then lies beside the next one."""
-        if not self.knows(row):
+        self._begun()
+        found = {attempt: self._spans_of(row, attempt, time) for attempt, time in _commits(row).items()}
+        if not all(found.values()):
             return False
-        for attempt, time in _commits(row).items():
-            spans = self._spans_of(row, attempt, time)
+        for attempt, spans in found.items():
             own = [span for span in spans if span.telling == self._now and span.attempt == attempt]
             if own:
                 self._beside[attempt] = own[-1]

@@ -12,17 +12,16 @@ from eventlog import errors
 from .account import Report
 from .acknowledged import PLAIN
 from .backends.base import (
-    arrived,
     capabilities_of,
     name_of,
     standing,
     store_for,
     target_of,
-    tell,
+    tell_surely,
     with_lineage,
 )
 from .cursor import known_as
-from .steps import Gate, Order, named, numbered
+from .steps import Gate, Order, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +57,6 @@ class Appending:
         self._cursors = cursors
         self._dry_run = dry_run
         self._telling = telling
-        self._can = capabilities_of(backend)
         self._sent = self._untold = 0
         self._refused: set[int] = set()
         self._skipped: set[int] = set()
@@ -73,8 +71,8 @@ class Appending:
             self._store = store_for(self._backend, self._cursors, beside=self._run.path / "cursors")
             self._cursor, last = self._begin()
             self._last = last
-            self._refused_before = numbered(self._cursor.refused)
-            self._unsure = numbered(self._cursor.unsure)
+            self._refused_before = frozenset(self._cursor.refused)
+            self._unsure = frozenset(self._cursor.unsure)
             gate = Gate(self._can.order, last_step=last, wait=math.inf)
             for commit in story.commits():
                 if last is not None and commit.step <= last and not self._is_lacking(commit):
@@ -142,24 +140,16 @@ class Appending:
 
     def _call(self, row: Row) -> bool:
         """Tell one row, with bounded retries; False when the target will never take it."""
-        failure: Exception | None = None
-        for pause in (None, *PAUSES):
-            if pause is not None:
-                time.sleep(pause)
-                if arrived(self._backend, row.step):
-                    return True
-            try:
-                tell(self._backend, row)
-            except errors.RefusedError:
-                return False
-            except errors.BackendGoneError:
-                raise
-            except Exception as error:  # noqa: BLE001  (somebody else's code: whatever it raises)
-                failure = error
-            else:
-                return True
-        name, target = name_of(self._backend), target_of(self._backend)
-        raise errors.BackendError(f"{name} failed at step {row.step}, got {failure!r}: {target}") from failure
+        try:
+            tell_surely(self._backend, row, PAUSES, pause=time.sleep)
+        except errors.RefusedError:
+            return False
+        except errors.BackendGoneError:
+            raise
+        except Exception as error:
+            name, target = name_of(self._backend), target_of(self._backend)
+            raise errors.BackendError(f"{name} failed at step {row.step}, got {error!r}: {target}") from error
+        return True
 
     def _report(self, story: Commits) -> Report:
         return Report(

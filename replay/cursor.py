@@ -35,17 +35,17 @@ _FORMAT = 2
 class Cursor:
     """What one target of one backend has acknowledged.
 
-    `told` says which commits those are; `refused` names the steps that it would not take ("12-15, 20");
-    `unsure` those below the last step that were being told when this was written; `run_id` is the target's
-    own name for the run; `begun` says whether an earlier session told the target something.
+    `told` says which commits those are; `refused` are the steps that it would not take; `unsure` those below
+    the last step that were being told when this was written; `run_id` is the target's own name for the run;
+    `begun` says whether an earlier session told the target something.
     """
 
     backend: str
     target: str
     last_step: int | None = None
     told: Acknowledged = field(default_factory=Acknowledged)
-    refused: str = ""
-    unsure: str = ""
+    refused: set[int] = field(default_factory=set[int])
+    unsure: set[int] = field(default_factory=set[int])
     run_id: str | None = None
     begun: bool = field(default=False, compare=False, repr=False)
 
@@ -53,25 +53,24 @@ class Cursor:
         """Note that the target acknowledged a row."""
         self.last_step = row.step if self.last_step is None else max(self.last_step, row.step)
         self.told.take(row)
-        if self.refused or self.unsure:
-            self.refused = named(numbered(self.refused) - {row.step})
-            self.unsure = named(numbered(self.unsure) - {row.step})
+        self.refused.discard(row.step)
+        self.unsure.discard(row.step)
 
     def refuse(self, step: int) -> None:
         """Note a step that the target would not take."""
-        self.refused = named(numbered(self.refused) | {step})
-        self.unsure = named(numbered(self.unsure) - {step})
+        self.refused.add(step)
+        self.unsure.discard(step)
 
     def tries(self, row: Row) -> bool:
         """Note a row that the target's last step will not tell of; whether it is one, and must be kept."""
         if self.last_step is None or row.step > self.last_step:
             return False
-        self.unsure = named(numbered(self.unsure) | {row.step})
+        self.unsure.add(row.step)
         return True
 
     def copy(self) -> Cursor:
         """Return a cursor that goes its own way."""
-        return replace(self, told=self.told.copy())
+        return replace(self, told=self.told.copy(), refused=set(self.refused), unsure=set(self.unsure))
 
     def continued(self, target: str) -> Cursor:
         """Return the cursor of a run that goes on for this one: what this one took is not told there."""
@@ -262,8 +261,8 @@ def _written(cursor: Cursor) -> dict[str, Any]:
         "last_step": cursor.last_step,
         "tellings": [telling.as_dict() for telling in cursor.told.tellings],
         "told": [span.as_list() for span in cursor.told.spans],
-        "refused": cursor.refused,
-        "unsure": cursor.unsure,
+        "refused": named(cursor.refused),
+        "unsure": named(cursor.unsure),
         "run_id": cursor.run_id,
     }
 
@@ -271,15 +270,13 @@ def _written(cursor: Cursor) -> dict[str, Any]:
 def _parse(data: dict[str, Any], path: Path) -> Cursor:
     try:
         told = _parsed(data) if "told" in data else _converted(data)
-        for name in ("refused", "unsure"):
-            numbered(data.get(name, ""))
         return Cursor(
             data["backend"],
             data["target"],
             data.get("last_step"),
             told,
-            data.get("refused", ""),
-            data.get("unsure", ""),
+            numbered(data.get("refused", "")),
+            numbered(data.get("unsure", "")),
             data.get("run_id"),
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

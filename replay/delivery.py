@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from eventlog import errors
 
 from .acknowledged import PLAIN
-from .backends.base import Rewriter, arrived, capabilities_of, name_of, target_of, tell, with_lineage
+from .backends.base import Rewriter, capabilities_of, name_of, target_of, tell_surely, with_lineage
 from .ledger import Ledger
 from .status import Notice, Renewal, Status
 from .steps import DEFAULT_WAIT, Gate, Order, Row, named
@@ -344,25 +344,15 @@ class Delivery:
         if self._is_retold(row):
             return None
         self._ledger.tries(row)
-        last: BaseException | None = None
-        for pause in (None, *self._pauses):
-            if pause is not None:
-                self._pause(pause)
-                if arrived(self._backend, row.step):
-                    return self._acknowledged(row)
-            try:
-                tell(self._backend, row)
-            except errors.RefusedError as error:
-                return self._refused(row, error)
-            except BaseException as error:  # noqa: BLE001  (as above)
-                self._note(error)
-                last = error
-                if isinstance(error, errors.BackendGoneError):
-                    break
-            else:
-                return self._acknowledged(row)
-        self.failure = last
-        return self._switch_off(row)
+        back, pauses = self._backend, self._pauses
+        try:
+            tell_surely(back, row, pauses, pause=self._pause, passing=BaseException, noted=self._note)
+        except errors.RefusedError as error:
+            return self._refused(row, error)
+        except BaseException as error:  # noqa: BLE001  (as above)
+            self.failure = error
+            return self._switch_off(row)
+        return self._acknowledged(row)
 
     def _pause(self, seconds: float) -> None:
         with self._changed:

@@ -10,7 +10,7 @@ from eventlog import errors
 
 from .acknowledged import PLAIN
 from .backends.base import capabilities_of, new_cursor, standing, store_for
-from .steps import Order, numbered
+from .steps import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ class Ledger:
         self._told = array("Q")  # the steps that were told in this lifetime
         self._cursor, self.last = self._begin(fresh=run.fresh)
         self._before = self._cursor.copy()
-        self.refused_before = numbered(self._cursor.refused)
+        self.refused_before = frozenset(self._cursor.refused)
 
     @property
     def known(self) -> set[int]:

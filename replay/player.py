@@ -29,7 +29,7 @@ from .backends.base import (
 from .console import progress_bar
 from .cursor import Cursor
 from .renaming import Renaming
-from .statistics import compute
+from .statistics import check_stats, compute
 from .story import Story
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def play(
     table, damage = _metrics(path, selection, source)
     found = RunDir.open(path)
     histograms, partial = None, 0
-    if stats := [stats] if isinstance(stats, str) else list(stats):
+    if stats := check_stats(stats):
         extra = compute(path, table, stats, selection, attempts)
         table = pa.concat_tables([table.select(extra.rows.column_names), extra.rows])
         partial = extra.partial

@@ -29,7 +29,7 @@ from ..cursor import Cursor, CursorFile, CursorInMemory, Lineage
 from ..steps import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..acknowledged import Telling
@@ -219,6 +219,35 @@ def arrived(backend: Backend, step: int) -> bool:
     except Exception:  # noqa: BLE001  (somebody else's code, and in trouble)
         return False
     return last is not None and last >= step
+
+
+def tell_surely(
+    backend: Backend,
+    row: Row,
+    pauses: Sequence[float],
+    *,
+    pause: Callable[[float], object],
+    passing: type[BaseException] = Exception,
+    noted: Callable[[BaseException], object] = lambda _: None,
+) -> None:
+    """Tell a row, again after each of some pauses; raises what its last try did.
+
+    What will never pass (RefusedError, BackendGoneError) is raised at once, as is what is not `passing`.
+    """
+    for seconds in (*pauses, None):
+        try:
+            tell(backend, row)
+        except errors.RefusedError:
+            raise
+        except passing as error:
+            noted(error)
+            if seconds is None or isinstance(error, errors.BackendGoneError):
+                raise
+        else:
+            return
+        pause(seconds)
+        if arrived(backend, row.step):
+            return
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

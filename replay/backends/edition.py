@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..steps import named
 from . import directory
@@ -69,21 +69,21 @@ class Contents:
         self.names = names
         self._refuses = refuses
         self._draws = draws
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, Row] = {}
         self.started = started or next((row.time for row in rows), 0.0)
         self.digest = self._digest()
 
     def keep(self, held: Iterable[Row]) -> None:
         """Take over what the log does not have any more of the rows that a target holds."""
-        self._kept = {row.step: _Kept(row) for row in held if is_unknown(self._rows, row.step, row.time)}
+        self._kept = {row.step: row for row in held if is_unknown(self._rows, row.step, row.time)}
         if self._kept:
             self.digest = self._digest()
 
     def rows(self) -> Iterator[tuple[Row, dict[str, float]]]:
         """Yield each row with its metrics under the tracker's names."""
         for row in with_kept(self._rows, self._kept):
-            if isinstance(row, _Kept):
-                yield row.row, dict(row.row.metrics)
+            if self._kept.get(row.step) is row:  # as it lies at the target
+                yield row, dict(row.metrics)
             elif not self._refuses(row):
                 yield row, self.names.row(row.metrics)
             else:
@@ -112,12 +112,6 @@ class Contents:
             if row.histograms and self._draws:
                 digest.update(_json(dict(row.histograms)))
         return digest.hexdigest()
-
-
-class _Kept(NamedTuple):
-    """A row that is as it lies at the target."""
-
-    row: Row
 
 
 def publish(

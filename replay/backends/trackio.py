@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -288,14 +287,7 @@ class TrackioBackend(TrackioRun):
         self.place(run)
         with self._storage() as storage:
             storage.validate_project_name(self.project)
-        first = self.target
-        if run.fresh:
-            numbers = count(2)
-            while self._held():
-                self.number(run, next(numbers))
-            run.lineage.begin(first, self.run_id)
-        else:
-            self.resume(run, run.lineage.newest(first))
+        self.settle(run, self.target, lambda: bool(self._held()))
 
     def _marker(self) -> dict[str, Any]:
         """Return what a replay said that the run holds."""

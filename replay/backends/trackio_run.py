@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from .base import described, section
 from .names import Names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .base import RunInfo
 
@@ -59,6 +60,16 @@ class TrackioRun:
         """Be the run of an id that `number` has given; without one the first."""
         if run_id is not None:
             self.run_id, self.run = run_id, self._called + run_id.removeprefix(run.id)
+
+    def settle(self, run: RunInfo, first: str, holds: Callable[[], bool]) -> None:
+        """Be the run to go on with after the `first`; a fresh one is the next number that holds nothing."""
+        numbers = count(2)
+        if not run.fresh:
+            self.resume(run, run.lineage.newest(first))
+            return
+        while holds():
+            self.number(run, next(numbers))
+        run.lineage.begin(first, self.run_id)
 
     def row_id(self, step: int, content: bytes, time: float) -> str:
         """Return the id that a row of this content always has."""

@@ -7,7 +7,6 @@ receipt; the true time goes along as a metric of its own, `~wall_time`.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,13 +61,7 @@ class TrackioServerBackend(TrackioRun):
             self._client = RemoteClient(
                 self._server, hf_token=self._token(), httpx_kwargs={"timeout": _SECONDS}
             )
-        first, numbers = self.target, count(2)
-        if run.fresh:
-            while self.last_step() is not None:
-                self.number(run, next(numbers))
-            run.lineage.begin(first, self.run_id)
-        else:
-            self.resume(run, run.lineage.newest(first))
+        self.settle(run, self.target, lambda: self.last_step() is not None)
         self._config = config_of(run)
         self._waiting, self._sent = {}, 0.0
 

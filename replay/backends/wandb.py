@@ -142,10 +142,7 @@ class WandbBackend:
             raise errors.ConfigError(
                 f"expected WANDB_API_KEY or `wandb login` for wandb mode {self.mode}, got neither"
             )
-        try:
-            self._begin(run, about)
-        except (wandb.Error, TimeoutError) as error:
-            raise _as_ours(error, f"{self.target} {about['id']}") from error
+        self._begin(run, about)
         begun(run, place, first, about["id"])
         self.run_id = about["id"]
         self._address = f"{self._run.entity}/{self._run.project}/{self._run.id}"

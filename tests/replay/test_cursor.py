@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_a_cursor_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     """Steps beyond 32 bits, times per attempt, the target's own id."""
-    cursor = Cursor("trackio", "p/r", refused="3-5, 9", unsure="2", run_id="abc")
+    cursor = Cursor("trackio", "p/r", refused={3, 4, 5, 9}, unsure={2}, run_id="abc")
     cursor.told.begin(Telling("a/*", "p99", "a = b"))
     for attempt, step in ((0, 7), (1, 2**31 + 5)):
         cursor.took(Row(step, {"b/p99": 1.0}, 1000.25, {attempt: 2000.5}))
