@@ -79,9 +79,14 @@ def edges(low: pa.ChunkedArray, high: pa.ChunkedArray, bins: pa.ChunkedArray) ->
     return _lists(found, pa.float64())
 
 
-def _between(low: float, high: float) -> tuple[float, float]:
-    """Return the range of a histogram; of no finite value the one that numpy takes."""
-    return (low, high) if low <= high else (0.0, 1.0)
+def _between(low: float | None, high: float | None) -> tuple[float, float]:
+    """Return the range of a histogram; of no finite value the one that numpy takes.
+
+    DuckDB may ask of a key that is not known, before it comes to say so: its ends are null.
+    """
+    if low is None or high is None or not low <= high:
+        return (0.0, 1.0)
+    return (low, high)
 
 
 def sequences(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from aggregator.offline import unpacking
 from eventlog import errors
 from tests.runs import RunBuilder
 
@@ -171,6 +173,30 @@ def test_unknown_keys_and_quantiles_are_refused(trained):
         session.sql("from percentile('x', 99)")
     with pytest.raises(errors.QueryError, match="expected at least one bin, got 0"):
         session.sql("from histogram('x', 0)")
+
+
+def test_bins_between_unknown_ends(trained):
+    """DuckDB may make the bins of a key before it says that it does not know the key."""
+    none, bins = pa.chunked_array([pa.array([None], pa.float64())]), pa.chunked_array([[2]])
+    assert [[0.0, 0.5, 1.0]] == unpacking.edges(none, none, bins).to_pylist()
+    nothing = pa.chunked_array([pa.array([None], pa.list_(pa.float64()))])
+    assert [[0, 0]] == unpacking.counts(nothing, none, none, bins).to_pylist()
+    session, _ = trained
+    for _ in range(50):
+        with pytest.raises(errors.QueryError, match="expected a recorded key, got 'y'"):
+            session.sql("from histogram('y', 5)")
+
+
+def test_histograms_of_nothing_finite(run):
+    """Scalars that are infinite or NaN, and masks that select nothing, leave the bins empty."""
+    leader = run.producer()
+    leader.tracker().scalar({"i": -math.inf, "s": math.nan})
+    leader.tracker().denominator({"m": np.zeros(3, bool)})
+    leader.tracker().stat("m", {"x": np.ones(3)})
+    commit(run, [leader], 0)
+    session = run.open()
+    for key in "isx":
+        assert [0, 0] == session.sql(f"from histogram('{key}', 2)")["count"].to_pylist()
 
 
 def test_null_is_not_nan(run):
