@@ -8,8 +8,11 @@
 
 Both record and reduce the same tensors in the same processes over gloo, in turns, and must come to the same
 numbers; ours writes every selected value to a real run directory meanwhile. `ours` and `rival` are medians
-over the rounds of the slowest rank's time in the caller; `ours_drained` goes on until the writer's queues are
-empty (that work is off the training thread). One JSON object a line.
+over the rounds of the time in the caller, from when the last rank began until the last one was done;
+`ours_drained` goes on until the writer's queues are empty (that work is off the training thread). A barrier
+lets ranks go one after the other, on two cores over a millisecond apart, and what a rank waits for one that
+has not begun is no tracker's work; `with_skew` are the same with it: the longest time of any rank. One JSON
+object a line.
 
 The memory is the growth of the resident set at its highest, from before the first call of a process's first
 window until its export is over and, for ours, on the disk; one fresh process a rank and tracker.
@@ -50,11 +53,14 @@ class Case(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What one rank measured: seconds a round, collectives of one export, and what it exported last."""
+    """What one rank measured: when each round began and ended, and what it exported last.
 
-    ours: list[float]
-    drained: list[float]
-    rival: list[float]
+    Seconds of the clock that all processes of the machine share. `collectives` are those of one export.
+    """
+
+    ours: list[tuple[float, float]]
+    drained: list[tuple[float, float]]
+    rival: list[tuple[float, float]]
     collectives: tuple[int, int]
     exports: tuple[dict[str, float], dict[str, float]]
 
@@ -102,20 +108,38 @@ def on_ranks(ranks: int, function: Callable[..., Any], *given: Any) -> list[Any]
 
 def report(case: Case, ranks: int, found: list[Times]) -> dict[str, Any]:
     ours, drained, rival = (
-        float(np.median(np.max([getattr(times, name) for times in found], axis=0))) * 1e3
-        for name in ("ours", "drained", "rival")
+        [getattr(times, name) for times in found] for name in ("ours", "drained", "rival")
     )
     compare(*found[0].exports)
+    took = {"ours": lasted(ours), "rival": lasted(rival)}
+    longest = {"ours": longest_of(ours), "rival": longest_of(rival)}
     return {
         "name": f"record and export {case.keys} keys of ({case.rows}, {case.columns}), payload logged",
-        "ours": round(ours, 3),
-        "rival": round(rival, 3),
+        **compared(took),
         "unit": "ms",
-        "ratio": round(rival / ours, 1),
-        "ours_drained": round(drained, 3),
-        "ratio_drained": round(rival / drained, 1),
+        "ours_drained": round(lasted(drained), 3),
+        "ratio_drained": round(took["rival"] / lasted(drained), 1),
+        "with_skew": compared(longest),
         "collectives": {"ours": found[0].collectives[0], "rival": found[0].collectives[1]},
         "sizes": {"ranks": ranks, **case._asdict(), "masked": 0.5},
+    }
+
+
+def lasted(times: list[list[tuple[float, float]]]) -> float:
+    """Return the median over the rounds of the ms from the last rank's beginning to the last one's end."""
+    begun, ended = np.max(times, axis=0).T
+    return float(np.median(ended - begun)) * 1e3
+
+
+def longest_of(times: list[list[tuple[float, float]]]) -> float:
+    """Return the median over the rounds of the ms of the rank that took longest."""
+    return float(np.median(np.max(np.diff(times, axis=-1), axis=0))) * 1e3
+
+
+def compared(took: dict[str, float]) -> dict[str, float]:
+    return {
+        **{name: round(ms, 3) for name, ms in took.items()},
+        "ratio": round(took["rival"] / took["ours"], 1),
     }
 
 
@@ -179,13 +203,13 @@ def work(rank: int, case: Case) -> Times:
     times = Times([], [], [], (0, 0), ({}, {}))
     for number in range(WARM_UP + case.rounds):
         before = collective.count(), naive.collectives
-        seconds, rivals = timed(rival, dist.barrier)
+        theirs, rivals = timed(rival, dist.barrier)
         own, mine = timed(ours, dist.barrier)
-        drained = own + drain()
+        drain()
         if number >= WARM_UP:
-            times.rival.append(seconds)
+            times.rival.append(theirs)
             times.ours.append(own)
-            times.drained.append(drained)
+            times.drained.append((own[0], time.perf_counter()))
         issued = collective.count() - before[0], naive.collectives - before[1]
         times = times._replace(collectives=issued, exports=(dict(mine), rivals))
     return times
@@ -265,22 +289,20 @@ def inputs(rank: int, case: Case) -> tuple[torch.Tensor, dict[str, torch.Tensor]
 
 def timed(
     function: Callable[[], dict[str, float]], barrier: Callable[[], object]
-) -> tuple[float, dict[str, float]]:
+) -> tuple[tuple[float, float], dict[str, float]]:
     barrier()
     began = time.perf_counter()
     found = function()
-    return time.perf_counter() - began, found
+    return (began, time.perf_counter()), found
 
 
-def drain() -> float:
-    """Wait until the writer's queues are empty; return how long that took."""
+def drain() -> None:
+    """Wait until the writer's queues are empty."""
     import eventlog
 
     log = eventlog.current()
-    began = time.perf_counter()
     if log is None or not log.writer.flush(DRAIN_SECONDS):
         raise SystemExit(f"the writer did not catch up within {DRAIN_SECONDS:g} s")
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -38,11 +38,12 @@ def _collect_masked(
 ) -> None:
     blocks = [block for block in masked.blocks.values() if block.of_key(key)]
     own = (key is None or masked.spec.key == key) and not masked.counted
+    counted = masked.moments()
     if (blocks or own) and masked.record_id == UNLOGGED:
-        frame.add_mask(masked)
+        frame.add_mask(masked, counted)
     if own:
         specs.append(masked.spec)
-        rows.append(masked.moments())
+        rows.append(counted)
     for block in blocks:
         found = block.moments()
         frame.add_rows(masked, block, found, key)

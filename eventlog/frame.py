@@ -339,14 +339,14 @@ class Frame:
         if isinstance(held, Parcel):
             self.parcels.append(held)
 
-    def add_mask(self, masked: Masked) -> None:
-        """Log a mask; it gets its record id here."""
+    def add_mask(self, masked: Masked, rows: Rows) -> None:
+        """Log a mask of these moments; it gets its record id here."""
         masked.record_id = self._next_id
         if masked.batch.tags is not None:
             self.tags[masked.record_id] = masked.batch.tags
         self.calls.add(masked.spec, masked.time, masked.step, "bool")
         self._place(1, masked.shape, UNLOGGED)
-        self._rows.append(masked.moments())
+        self._rows.append(rows)
         packed = masked.packed
         self._keep(MaskPiece(masked.record_id, masked.shape, packed, masked.batch), packed)
 
