@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -153,20 +153,18 @@ class DistributedStatsTracker:
 
         A number on a device is read at export.
         """
-        eventlog.current()
-        try:
-            self.recorder.scalar(values, collective.label(reduce_group))
-        except errors.RecordingError as refused:
-            again = functools.partial(self.scalar, reduce_group=reduce_group)
-            eventlog.forgive(refused, values, again, self.recorder.full_key)
+        self._append(self.recorder.scalar, self.scalar, reduce_group, values)
 
     def counter(self, *, reduce_group: ProcessGroup | None = None, **values: Any) -> None:
         """Add integers; exported as their exact sum over calls and ranks. One on a device is waited for."""
+        self._append(self.recorder.counter, self.counter, reduce_group, values)
+
+    def _append(self, record: Any, verb: Any, reduce_group: ProcessGroup | None, values: Any) -> None:
         eventlog.current()
         try:
-            self.recorder.counter(values, collective.label(reduce_group))
+            record(values, collective.label(reduce_group))
         except errors.RecordingError as refused:
-            again = functools.partial(self.counter, reduce_group=reduce_group)
+            again = functools.partial(verb, reduce_group=reduce_group)
             eventlog.forgive(refused, values, again, self.recorder.full_key)
 
     @contextmanager
@@ -188,12 +186,21 @@ class DistributedStatsTracker:
         began = time.perf_counter()
         try:
             yield
-        finally:
-            seconds = time.perf_counter() - began
-            if name:
-                self.recorder.timing(name, seconds)
-            if lap is not None:
-                self.recorder.timing(f"{name}/{lap.name}", lap.stop(seconds))
+        except BaseException:
+            with suppress(errors.RecordingError):  # the block's own error is the one to be seen
+                self._time(name, began, lap)
+            raise
+        self._time(name, began, lap)
+
+    def _time(self, name: str, began: float, lap: eventlog.Lap | None) -> None:
+        timed: dict[str, Any] = {name: time.perf_counter() - began} if name else {}
+        if lap is not None:
+            timed[f"{name}/{lap.name}"] = lap.stop(timed[name])
+        for key, seconds in timed.items():
+            try:
+                self.recorder.timing(key, seconds)
+            except errors.RecordingError as refused:
+                eventlog.forgive(refused, {f"timeperf/{key}": seconds}, self.recorder.timing)
 
     def declare(self, *keys: str, spread: str) -> None:
         """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
@@ -298,7 +305,7 @@ def _export(
         attempt=None if log is None else log.own_attempt,
         error=error,
         full=key is None,
-        counts=_counts(specs, drained),
+        counts=drained.counts(specs),
     )
     try:
         made = Export.of(reduced.parts)
@@ -347,13 +354,6 @@ def _pooled(drained: Drained) -> tuple[tuple[Spec, ...], Rows]:
     if len(distinct) == len(specs):
         return distinct, drained.rows
     return distinct, moments.pool(drained.rows, groups, len(distinct))
-
-
-def _counts(specs: tuple[Spec, ...], drained: Drained) -> NDArray[np.int64] | None:
-    """Return the histograms of the specs with quantiles, in their order."""
-    if not drained.histograms:
-        return None
-    return np.stack([drained.histograms[spec] for spec in specs if spec.quantiles])
 
 
 def _note(

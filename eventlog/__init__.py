@@ -9,6 +9,7 @@ from .arrays import as_key, as_metric, as_spread, as_step
 from .batch import parted
 from .budget import as_bytes
 from .device import Lap
+from .drained import Drained, drain
 from .errors import ArealMetricsError
 from .files import is_there, open_file, read_file
 from .following import Followed, Follower, follow
@@ -20,7 +21,7 @@ from .options import Options, lenient
 from .output import as_output
 from .process import current, start, stop
 from .reader import Block, RunReader, SessionState
-from .recorder import Drained, Recorder, drain, set_step
+from .recorder import Recorder, set_step
 from .recovery import FileReport, Recovery, SalvageReport, Verification, recover, verify
 from .redaction import redact_sensitive_config
 from .reduction import Kind, ReduceType, Spread

@@ -10,7 +10,7 @@ import numpy as np
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Self
 
     import pyarrow as pa
@@ -128,6 +128,14 @@ class Sealed(NamedTuple):
     record: IndexRecord | None
     read: bool = False  # whether it is a frame that was asked for
     batch: pa.RecordBatch | None = None  # None, though read: damaged
+
+
+def good_frames(read: Iterable[Iterable[Sealed]]) -> Iterator[tuple[IndexRecord, pa.RecordBatch]]:
+    """Yield what the index says of frames, and their rows: of those that were read and are good."""
+    for entries in read:
+        for _, record, _, batch in entries:
+            if record is not None and batch is not None:
+                yield record, batch
 
 
 def record_of(values: Any) -> IndexRecord:

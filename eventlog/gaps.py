@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .entries import good_frames
 from .schema import LossCause, Stream
 from .segment import Loss
 
@@ -63,11 +64,10 @@ def _beside(found: Iterable[range], segments: Iterable[SealedSegment]) -> dict[i
     wanted = {number for gap in found for number in (gap.start - 1, gap.stop)}
     beside: dict[int, Neighbour] = {}
     for segment in segments:
-        for entries in segment.sealed(0, lambda record: record.window in wanted):
-            for _, record, _, batch in entries:
-                if record is not None and batch is not None and batch.num_rows:
-                    step, attempt = (batch[name][0].as_py() for name in ("global_step", "attempt"))
-                    beside.setdefault(record.window, Neighbour(step, attempt))
+        for record, batch in good_frames(segment.sealed(0, lambda record: record.window in wanted)):
+            if batch.num_rows:
+                step, attempt = (batch[name][0].as_py() for name in ("global_step", "attempt"))
+                beside.setdefault(record.window, Neighbour(step, attempt))
     return beside
 
 

@@ -9,7 +9,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import encode, ending, losses, recorder
+from . import drained, encode, ending, losses
 from .arrays import as_key, as_metric, as_step
 from .errors import ArealMetricsError, RecordingTypeError
 from .options import Options, open_run, this_process
@@ -120,7 +120,7 @@ class Log:
         }
         self._finished_before = [a.number for a in self.run.attempts() if a.outcome == "finished"]
         self._attempt = self.writer.attempt = self.run.claim_attempt(info, self.options.attempt)
-        self._known_attempt = self.leader = True
+        self._known_attempt, self.leader, self._ended = True, True, False
         return self._attempt
 
     def learn_attempt(self, number: int) -> None:
@@ -223,7 +223,7 @@ class Log:
         """Note what an export covered and how it ended; called right after its collective."""
         known = self._known_attempt or window not in self._found
         row = encode.ExportRow(
-            record_id=recorder.reserve_ids(1),
+            record_id=drained.reserve_ids(1),
             time=time.time_ns() // 1000,
             window=window,
             step=step,

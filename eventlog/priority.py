@@ -12,6 +12,7 @@ def step_back() -> None:
     A batch thread has the same share of the time, but waits for it. Else the first thing it does when an
     export wakes it is to interrupt that export, or the one of another rank, on the core it was put on.
     """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with suppress(OSError):  # where a sandbox forbids it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # where a sandbox, or the C library, does not let a thread ask
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""The recording verbs of one tracker, and `drain`, which takes what was recorded since the last export.
+"""The recording verbs of one tracker.
 
 Recording never communicates and never waits for a device. A call is checked as a whole before anything of it
 is recorded: a refused call records nothing. A recorder may be used from any thread and task; each binds to
@@ -11,33 +11,26 @@ import json
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import numpy as np
-
-from . import arrays, batch, binding, device, histogram, moments, scope
-from .collection import again, collect, histograms
+from . import arrays, batch, binding, device, histogram, scope
+from .collection import again
 from .errors import RecordingError
-from .frame import FIRST_ROWS, UNLOGGED, Frame, Masked, Series, Spec
+from .frame import FIRST_ROWS, Masked, Series, Spec
 from .overflow import NUMBER_BYTES, Spilled, valve, window
 from .reduction import Kind, ReduceType, Spread
-from .settlement import settle
 from .specs import Specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from .moments import Rows
 
 TIMING_PREFIX = "timeperf/"
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
-_ids_lock = threading.Lock()
-_next_id = 0
 _process_step: int | None = None
 _recorders: WeakSet[Recorder] = WeakSet()
 
@@ -188,10 +181,7 @@ class Recorder:
 
     def scalar(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Append numbers; exported as their mean and count. Those on a device are read when drained."""
-        checked = [
-            (full := self.full_key(key), device.as_scalar(value, full)) for key, value in values.items()
-        ]
-        self._append(Kind.SCALAR, checked, label)
+        self._append(Kind.SCALAR, self._read(values, device.as_scalar), label)
 
     def samples(
         self,
@@ -234,25 +224,30 @@ class Recorder:
 
     def counter(self, values: Mapping[str, Any], label: str | None = None) -> None:
         """Add integers; exported as their exact sum over calls and ranks."""
-        checked = [
-            (full := self.full_key(key), arrays.as_increment(value, full)) for key, value in values.items()
-        ]
-        self._append(Kind.COUNTER, checked, label)
+        sums: dict[str, int] = {}
+        for full, value in self._read(values, arrays.as_increment):
+            sums[full] = sums.get(full, 0) + value
+        self._append(Kind.COUNTER, sums.items(), label)
 
-    def _append(self, kind: Kind, values: Sequence[tuple[str, Any]], label: str | None) -> None:
+    def _read(self, values: Mapping[str, Any], read: Callable[[Any, str], Any]) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            full = self.full_key(key)
+            yield full, read(value, full)
+
+    def _append(self, kind: Kind, values: Iterable[tuple[str, Any]], label: str | None) -> None:
         now, step = self._now()
         with self.lock:
             ready: list[tuple[Series, Any]] = []
+            found: dict[Spec, Series] = {}  # names that differ by slashes around them are one key
             for key, value in values:
                 spec = self.specs.of(key, kind, _SERIES_TYPES[kind], None, label)
-                series = self.series.get((spec, step, None)) or Series(
-                    spec, step, total=self.spilled.total(spec)
-                )
+                series = found.get(spec) or self.series.get((spec, step, None))
+                found[spec] = series = series or Series(spec, step, total=self.spilled.total(spec))
                 series.check(value)
                 ready.append((series, value))
-            self.specs.claim([series.spec for series, _ in ready])
+            self.specs.claim(found)
+            self.series |= {(spec, step, None): series for spec, series in found.items()}
             for series, value in ready:
-                self.series[series.spec, step, None] = series
                 series.append(value, now)
             self.room -= NUMBER_BYTES * len(ready)
         if self.room < 0:
@@ -308,79 +303,6 @@ def set_step(step: Any) -> None:
     _process_step = None if step is None else arrays.as_step(step)
 
 
-@dataclass(slots=True)
-class Drained:
-    """What an export covers: `frame` is new to the log, `specs` and `rows` are everything to be reduced."""
-
-    frame: Frame
-    specs: list[Spec]
-    rows: Rows
-    first_window: int  # before the frame's own when it covers what earlier exports left
-    step: int | None = None
-    histograms: dict[Spec, Rows] = field(default_factory=dict[Spec, "Rows"])  # where quantiles are asked
-
-
-def drain(
-    recorders: Iterable[Recorder], *, key: str | None = None, reset: bool = True, step: int | None = None
-) -> Drained:
-    """Take what the recorders hold (all of it, or one full key) as the next window of this process."""
-    with ExitStack() as held:
-        chosen = list(recorders)
-        for recorder in chosen:
-            held.enter_context(recorder.lock)
-        settle((m for r in chosen for m in r.masks), (s for r in chosen for s in r.series.values()))
-        first = ids_for((m for r in chosen for m in r.masks), sum(len(r.series) for r in chosen))
-        frame = Frame(window.close(), first)
-        specs: list[Spec] = []
-        rows: list[Rows] = []
-        for recorder in chosen:
-            recorder.spilled.give(key, specs, rows)
-            collect(recorder.masks, recorder.series.values(), frame, key, specs, rows)
-        counts = _histograms(chosen, frame, key)
-        frame.seal(step)
-        since = [frame.window, *(r.kept_since for r in chosen if r.kept_since is not None)]
-        for recorder in chosen:
-            _release(recorder, key, reset, frame.window)
-    found = np.concatenate(rows) if rows else moments.empty(0)
-    return Drained(frame, specs, found, min(since), step, counts)
-
-
-def _release(recorder: Recorder, key: str | None, reset: bool, window: int) -> None:
-    if reset and key is not None:
-        recorder.forget_key(key)
-    elif reset:
-        recorder.forget()
-    # A mask is logged with the first stat under it, which may be exported before the mask itself is.
-    owed = any(masked.record_id != UNLOGGED and not masked.counted for masked in recorder.masks)
-    if recorder.kept_since is None and (owed or not reset):
-        recorder.kept_since = window
-
-
-def ids_for(masks: Iterable[Masked], series: int) -> int:
-    """Take record ids for masks, what is under them, and so many series; gaps are allowed."""
-    return reserve_ids(
-        series + sum(1 + len(m.pending) + sum(len(b.calls) for b in m.blocks.values()) for m in masks)
-    )
-
-
-def reserve_ids(n: int) -> int:
-    """Take n record ids of this process; returns the first."""
-    global _next_id
-    with _ids_lock:
-        first, _next_id = _next_id, _next_id + n
-    return first
-
-
-def _histograms(chosen: list[Recorder], frame: Frame, key: str | None) -> dict[Spec, Rows]:
-    """Return the histograms of the keys of which quantiles are asked."""
-    found: dict[Spec, Rows] = {}
-    for recorder in chosen:
-        if recorder.specs.asks:
-            found.update(recorder.spilled.counts_of(key))
-            histograms(recorder.masks, frame, key, found)
-    return found
-
-
 def recorders() -> list[Recorder]:
     """Return the recorders of this process."""
     while True:
@@ -389,8 +311,6 @@ def recorders() -> list[Recorder]:
 
 
 def _begin_anew_in_child() -> None:
-    global _ids_lock
-    _ids_lock = threading.Lock()
     window.begin_anew()
     binding.begin_anew()
     for recorder in _recorders:

@@ -7,12 +7,13 @@ arrived, whatever became of the frames since: pruned, damaged, moved to tables.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .entries import Entries
+from .entries import Entries, good_frames
 from .schema import LAST_OF_WINDOW, LossCause, RecordType, Stream
 from .segment import Loss
 
@@ -51,18 +52,17 @@ def shortfall(late: WindowSet, walk: Walk, *, ended: bool) -> list[Loss]:
 def bound(losses: Iterable[Loss], commits: Iterable[SealedSegment]) -> list[Loss]:
     """Return the losses of a process with the steps that its own commits say."""
     given = list(losses)
-    open_ = {loss.window for loss in given if loss.unbound}
-    if not open_:
+    windows = sorted({loss.window for loss in given if loss.unbound})
+    if not windows:
         return given
     steps: dict[int, int] = {}
     for segment in commits:
-        for entries in segment.sealed():
-            for entry in entries:
-                if entry.batch is not None and entry.batch.num_rows:
-                    names = ("window_first", "window_last", "global_step")
-                    first, last, step = (entry.batch[name][0].as_py() for name in names)
-                    if first is not None and last is not None and step is not None:
-                        steps |= {w: step for w in open_ if first <= w <= last and w not in steps}
+        for _, batch in good_frames(segment.sealed()):
+            names = ("window_first", "window_last", "global_step")
+            first, last, step = (batch[name][0].as_py() if batch.num_rows else None for name in names)
+            if first is not None and last is not None and step is not None:
+                for window in windows[bisect_left(windows, first) : bisect_right(windows, last)]:
+                    steps.setdefault(window, step)
     return [
         replace(loss, step=steps[loss.window]) if loss.unbound and loss.window in steps else loss
         for loss in given
@@ -79,13 +79,11 @@ def _records(wanted: set[int], segments: Iterable[SealedSegment]) -> dict[int, t
     """Return of windows how many records they have, how many of them in the last frame, and the step."""
     found: dict[int, tuple[int, int, int | None]] = {}
     for segment in segments:
-        for entries in segment.sealed(0, lambda record: record.window in wanted):
-            for _, record, _, batch in entries:
-                if record is not None and batch is not None:
-                    before, _, step = found.get(record.window, (0, 0, None))
-                    if step is None and batch.num_rows:
-                        step = batch["step"][0].as_py()
-                    found[record.window] = before + batch.num_rows, batch.num_rows, step
+        for record, batch in good_frames(segment.sealed(0, lambda record: record.window in wanted)):
+            before, _, step = found.get(record.window, (0, 0, None))
+            if step is None and batch.num_rows:
+                step = batch["step"][0].as_py()
+            found[record.window] = before + batch.num_rows, batch.num_rows, step
     return found
 
 

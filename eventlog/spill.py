@@ -15,9 +15,10 @@ import numpy as np
 
 from . import moments
 from .collection import collect, histograms
+from .drained import ids_for, reserve_ids
 from .frame import UNLOGGED, Frame, Masked
 from .overflow import ENDLESS, ROOM, Spilled, valve, window
-from .recorder import ids_for, recorders, reserve_ids
+from .recorder import recorders
 from .reduction import Spread
 from .settlement import DeviceBlock
 

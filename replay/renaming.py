@@ -26,8 +26,7 @@ class Renaming:
     """
 
     def __init__(self, rules: Rules = ()) -> None:
-        pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
-        self._rules = [_rule(pair) for pair in pairs]
+        self._rules = [_rule(pair) for pair in pairs_of(rules)]
         self._known: dict[str, str] = {}
         self._origins: dict[str, str] = {}
 
@@ -70,6 +69,11 @@ class Renaming:
         for name in sorted(every):
             if not is_count(name, every):
                 self.to(name)
+
+
+def pairs_of(rules: Rules) -> list[Any]:
+    """Return the rules one by one, as a caller gave them: not checked."""
+    return list(rules.items() if isinstance(rules, Mapping) else rules)
 
 
 def _rule(pair: tuple[str, str]) -> tuple[re.Pattern[str], str]:

@@ -84,28 +84,26 @@ class Supplement:
     def _closed(self, now: float, *, ending: bool) -> list[Place]:
         """Return what can be told, attempt by attempt: none behind a step that is still open."""
         closed: list[Place] = []
-        waits: set[int] = set()
+        waits = False
         for step, attempt in sorted(self._open, key=lambda place: (place[1], place[0])):
             if self._succession.superseded(attempt, step):
                 del self._open[step, attempt]
-            elif attempt not in waits and (ending or now - self._open[step, attempt].touched >= self._wait):
+                continue
+            waits = waits or not (ending or now - self._open[step, attempt].touched >= self._wait)
+            if not waits:
                 closed.append((step, attempt))
-            else:
-                waits.add(attempt)
         return closed
 
     def _supplemented(self, closed: list[Place], now: float, *, ending: bool) -> list[Row]:
         found = self._recorded(step for step, _ in closed)
         told: list[Row] = []
-        waits: set[int] = set()
-        for step, attempt in closed:
-            place = step, attempt
-            lacking = 1 if found is None else found.partial[place]
-            if attempt in waits:
-                continue
-            if lacking and not ending and not self._open[place].tried:
-                self._open[place].tried, self._open[place].touched = True, now
-                waits.add(attempt)
+        waits = False
+        for place in closed:
+            step, attempt = place
+            held, lacking = self._open[place], 1 if found is None else found.partial[place]
+            if lacking and not ending and not held.tried:
+                held.tried, held.touched, waits = True, now, True
+            if waits:  # what is behind it is told after it
                 continue
             row = self._open.pop(place).row
             self._told[attempt] = step

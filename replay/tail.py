@@ -18,7 +18,7 @@ from .delivery import Delivery
 from .metrics import without_counts
 from .player import play, raise_or_leave, run_info, select, telling_of
 from .precedence import Precedence
-from .renaming import Renaming
+from .renaming import Renaming, pairs_of
 from .statistics import check_stats
 from .steps import DEFAULT_WAIT, Order, Row, named
 from .succession import Succession, attempt_of
@@ -78,7 +78,7 @@ def follow(
     if path.exists() and not path.is_dir():
         raise errors.NotARunError(f"expected a run's directory, got a file: {path}")
     folder = path / "cursors" if cursors is None else Path(cursors)
-    asked = _Asked(path, select(since, until, keys), check_stats(stats), rename, folder, new_run)
+    asked = _Asked(path, select(since, until, keys), check_stats(stats), pairs_of(rename), folder, new_run)
     tail = _Tail(asked, backends, wait)
     try:
         try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from eventlog.recorder import Drained
+    from eventlog import Drained
 
 EPOCH = 1_767_225_600_000_000  # 2026-01-01, UTC µs
 
@@ -321,6 +321,6 @@ def reduced(held: Sequence[Drained]) -> dict[str, float]:
 
 
 def _next_record() -> int:
-    from eventlog.recorder import reserve_ids
+    from eventlog.drained import reserve_ids
 
     return reserve_ids(1)

@@ -14,7 +14,7 @@ import torch
 import eventlog
 from aggregator import collective, open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
-from eventlog.recorder import drain
+from eventlog import drain
 from tests import gloo
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,7 +11,7 @@ import eventlog
 from aggregator import open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
 from eventlog import RunReader, workflow_context
-from eventlog.errors import PeerError, StepError
+from eventlog.errors import PeerError, RecordingError, StepError
 from tests import gloo
 
 
@@ -143,6 +143,28 @@ def test_a_timing_is_kept_when_the_block_raises(tracker):
     with pytest.raises(KeyError), tracker.record_timing("t"):
         raise KeyError
     assert tracker.export()["timeperf/t__count"] == 1
+
+
+def test_a_refused_timing_does_not_hide_what_the_block_raised(tracker, monkeypatch):
+    """Its own error comes when the block went well; where mistakes are forgiven it is a warning."""
+    tracker.scalar(**{"timeperf/x": 1.0})
+    with pytest.raises(KeyError, match="theirs"), tracker.record_timing("x"):
+        raise KeyError("theirs")
+    with pytest.raises(RecordingError, match="timeperf/x"), tracker.record_timing("x"):
+        pass
+    monkeypatch.setenv("AREAL_METRICS_ON_MISTAKE", "warn")
+    with pytest.warns(UserWarning, match="timeperf/x"), tracker.record_timing("x"):
+        pass
+    assert {"timeperf/x": 1.0, "timeperf/x__count": 1} == dict(tracker.export())
+
+
+def test_names_that_are_one_key_are_all_counted(tracker):
+    """Slashes around a name do not belong to it, also within a call."""
+    tracker.scalar(**{"a": 1.0, "a/": 3.0})
+    tracker.counter(**{"c": 1, "/c": 2})
+    assert {"a": 2.0, "a__count": 2, "c": 3} == dict(tracker.export())
+    with pytest.raises(RecordingError, match="fits int64"):
+        tracker.counter(**{"c": 2**62, "c/": 2**62})
 
 
 def test_a_device_clock_is_a_series_of_its_own(tracker):

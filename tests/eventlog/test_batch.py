@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlog import arrays, encode
+from eventlog import Recorder, arrays, drain, encode
 from eventlog.batch import Batch, parted
 from eventlog.errors import RecordingError
-from eventlog.recorder import Recorder, drain
 
 
 def payload(recorder):

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from eventlog import arrays, device, encode, moments, settlement
+from eventlog import Recorder, arrays, device, drain, encode, moments, settlement
 from eventlog.errors import RecordingError, RecordingTypeError
-from eventlog.recorder import Recorder, drain
 from eventlog.reduction import ReduceType
 
 # Sums of these are exact in float64 whatever the order, so that rows can be compared bit by bit.

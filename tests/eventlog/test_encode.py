@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from eventlog import encode
+from eventlog import Recorder, drain, encode
 from eventlog.pieces import MatrixPiece
-from eventlog.recorder import Recorder, drain
 from eventlog.schema import COMMITS, PAYLOAD, RECORDS
 
 

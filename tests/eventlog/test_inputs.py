@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from eventlog import moments
+from eventlog import Recorder, drain, moments
 from eventlog.errors import RecordingError, RecordingTypeError
-from eventlog.recorder import Recorder, drain
 
 VALUES = [0.5, -1.0, 2.0, 0.25]  # exact in every floating type
 MASK = [True, False, True, True]

@@ -12,10 +12,9 @@ import warnings
 import pytest
 
 import eventlog
-from eventlog import RunDir, RunReader
+from eventlog import Recorder, RunDir, RunReader, drain
 from eventlog.errors import LogError, NotARunError, RecordingError, StepError
 from eventlog.options import place_in_world
-from eventlog.recorder import Recorder, drain
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +115,7 @@ def test_a_commit_survives_sigkill(tmp_path):
     run_python(
         f"""
         import os, signal, eventlog
-        from eventlog.recorder import Recorder, drain
+        from eventlog import Recorder, drain
         log = eventlog.start({str(tmp_path)!r})
         recorder = Recorder()
         for step in range(500):
@@ -146,7 +145,7 @@ def test_how_an_attempt_ended_is_recorded(tmp_path, ending, outcome):
     run_python(
         f"""
         import os, signal, time, eventlog
-        from eventlog.recorder import Recorder, drain
+        from eventlog import Recorder, drain
         log = eventlog.start({str(tmp_path)!r})
         log.claim_attempt()
         recorder = Recorder()
@@ -184,7 +183,7 @@ def test_the_environment_starts_the_log(tmp_path):
     }  # fmt: skip
     code = """
         import eventlog
-        from eventlog.recorder import Recorder, drain
+        from eventlog import Recorder, drain
         log = eventlog.current()
         if log is not None:
             recorder = Recorder()
@@ -307,7 +306,7 @@ def test_a_second_process_of_the_same_rank_gets_its_own_files(tmp_path):
     out = run_python(
         f"""
         import eventlog, warnings
-        from eventlog.recorder import Recorder, drain
+        from eventlog import Recorder, drain
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             log = eventlog.start({str(tmp_path)!r}, role="actor", rank=0)
@@ -385,6 +384,16 @@ def test_a_newer_claim_is_seen(tmp_path):
     assert log.superseded()
     first, _ = RunDir.open(tmp_path).attempts()
     assert ({"lr": 1}, {"commit_id": "abc"}, 5) == (first.config, first.version_info, first.resume_step)
+
+
+def test_every_attempt_of_a_process_ends(tmp_path):
+    """A log that claims a second attempt notes how that one ended, too."""
+    log = eventlog.start(tmp_path, role="actor")
+    for _ in range(2):
+        log.claim_attempt()
+        log.end("finished")
+    eventlog.stop()
+    assert ["finished", "finished"] == [attempt.outcome for attempt in RunDir.open(tmp_path).attempts()]
 
 
 def test_place_in_world_follows_the_environment(monkeypatch):
@@ -491,7 +500,7 @@ def test_sigterm_drains(tmp_path):
         [sys.executable, "-c", textwrap.dedent(
             f"""
             import time, eventlog
-            from eventlog.recorder import Recorder, drain
+            from eventlog import Recorder, drain
             log = eventlog.start({str(tmp_path)!r})
             recorder = Recorder()
             for i in range(1000):

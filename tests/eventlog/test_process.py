@@ -18,7 +18,7 @@ from tests.storage import producer
 PRELUDE = """
 import atexit, multiprocessing, os, signal, sys, threading, time
 import eventlog
-from eventlog.recorder import Recorder, drain
+from eventlog import Recorder, drain
 
 def record(value):
     recorder = Recorder()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from eventlog import moments
+from eventlog import Recorder, drain, moments, set_step
 from eventlog.errors import RecordingError, RecordingTypeError
 from eventlog.frame import MaskPiece, MatrixPiece, SeriesPiece
-from eventlog.recorder import Recorder, drain, set_step
 from eventlog.reduction import ReduceType, Spread
 
 

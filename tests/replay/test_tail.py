@@ -359,6 +359,9 @@ def test_a_part_can_be_followed_under_other_names(tmp_path: Path) -> None:
     assert [(step, {"c/x": step, "c/y": step}) for step in (3, 4, 5)] == steps(mine.rows)
     with pytest.raises(QueryError, match="got 'a/x' for 'a/x' and 'a/y'"):
         follow(run, [MemoryBackend()], rename={"y$": "x"}, **FAST)
+    once = MemoryBackend()
+    follow(run, [once], keys=iter(["a/*"]), rename=iter([("^a/", "c/")]), **FAST)
+    assert {"c/x", "c/y"} == {name for _, found in steps(once.rows) for name in found}
 
 
 def test_one_backend_that_fails_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
@@ -483,6 +486,18 @@ def test_each_attempts_statistics_are_its_own(tmp_path: Path) -> None:
     assert fresh.rows == plain.rows
     (report,) = play(run, [open_backend("trackio", path=tmp_path / "trackio")], **asked)
     assert (0, 5) == (report.sent, report.skipped)
+
+
+def test_a_step_is_told_behind_those_of_attempts_before(tmp_path: Path) -> None:
+    """Steps that wait for their values keep what follows waiting, of whichever attempt, and wait at once."""
+    run, wait = recorded(tmp_path / "run", payload=False), 0.05
+    supplement = Supplement(run, ["p99"], Selection(), Succession(run), wait)
+    rows = [Row(step, {"v": 1.0}, 0.0, {step // 2: 0.0}) for step in (0, 1, 2)]
+    assert [] == supplement.take(rows)
+    time.sleep(2 * wait)
+    assert [] == supplement.take([])  # the values are asked for, and are given more time
+    time.sleep(2 * wait)
+    assert [0, 1, 2] == [row.step for row in supplement.take([])]
 
 
 def test_values_that_are_not_there_cost_only_their_statistics(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
+import wandb
 
 from eventlog.errors import BackendError, BackendGoneError, ConfigError, RefusedError
 from replay import MemoryBackend, open_backend, play
@@ -249,6 +250,7 @@ def test_a_key_is_needed_before_anything_is_written(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)  # a backend that was given a key sets it
+    wandb.teardown()  # it remembers for a process what other runs told it, while one of them goes on
     backend = open_backend("wandb", mode="online", base_url="http://127.0.0.1:9", path=tmp_path / "w")
     with pytest.raises(ConfigError, match="expected WANDB_API_KEY"):
         backend.open(run_info(tmp_path))
