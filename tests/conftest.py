@@ -2,14 +2,16 @@
 
 import pytest
 
+import eventlog
 from eventlog.recorder import recorders
 from eventlog.spill import begin_log
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """Let recorders that outlive their test hold nothing."""
+    """End the log, where the test did not; let recorders that outlive it hold nothing."""
     yield
+    eventlog.stop()
     for recorder in recorders():
         begin_log(recorder)
         recorder.let_go([*recorder.masks], {**recorder.series})

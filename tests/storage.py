@@ -76,7 +76,7 @@ def put_window(writer: Writer, window: int, values: int = 16) -> int:
 
 def settle(writer: Writer) -> None:
     """Wait until everything handed over is written, payload too."""
-    writer.flush(10.0)
+    assert writer.flush(60.0)
 
 
 def write_run(path: Path, windows: int = 3, role: str = "actor", rank: int = 0, **options: Any) -> RunDir:

@@ -1,6 +1,5 @@
 """Cuts, flips, holes and kills: a reader never raises, never serves a wrong row, and misses no damage."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -234,14 +233,18 @@ while True:
 """
 
 
-def _kill(path, delay, segment_bytes):
-    """Let a process commit windows, kill it, and return the windows whose wait() it saw return."""
+def _kill(path, first, delay, segment_bytes):
+    """Let a process commit windows, kill it, and return the windows whose wait() it saw return.
+
+    It is killed `delay` seconds after it has begun, or, with `first`, has confirmed one.
+    """
     command = [sys.executable, "-c", CHILD, str(path), str(segment_bytes), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert "started\n" == child.stdout.readline()
+        before = child.stdout.readline() if first else ""
         time.sleep(delay)
         child.kill()
-        lines = child.stdout.read().split("\n")
+        lines = (before + child.stdout.read()).split("\n")
     return [int(line) for line in lines[:-1]]
 
 
@@ -255,11 +258,13 @@ def _kill(path, delay, segment_bytes):
 )
 def test_what_was_written_survives_a_kill(tmp_path, kills):
     """SIGKILL at random moments: every window whose wait() had returned is read as it was (b11, g2)."""
-    chosen = random.Random(os.urandom(8))
+    print("seed", seed := time.time_ns())
+    chosen = random.Random(seed)
     survived = 0
     for number in range(kills):
         path = tmp_path / str(number)
-        confirmed = _kill(path, chosen.uniform(0, 0.3), chosen.choice([4_000, 20_000, 1 << 28]))
+        first = number % 2  # every other one is killed only when something was confirmed
+        confirmed = _kill(path, first, chosen.uniform(0, 0.3), chosen.choice([4_000, 20_000, 1 << 28]))
         told = tell(path)
         assert [] == told.problems
         for stream in (Stream.RECORDS, Stream.COMMITS):
@@ -273,7 +278,7 @@ def test_what_was_written_survives_a_kill(tmp_path, kills):
         assert (set(told.windows()), False) == (state.complete, state.ended)
         survived += len(confirmed)
         shutil.rmtree(path)
-    assert survived > kills
+    assert survived >= kills // 2
 
 
 @pytest.mark.parametrize(
@@ -283,9 +288,9 @@ def test_a_reader_of_a_live_run_sees_only_whole_windows(tmp_path, passes):
     """However often a run is read while it is written: no problem, no hole, never less than before (b2)."""
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), "20000", "0.01"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
-        while not list(tmp_path.rglob("*.payload.0001.idx")):
-            time.sleep(0.01)
         try:
+            while not list(tmp_path.rglob("*.payload.0001.idx")):
+                time.sleep(0.01)
             reader, seen = RunReader(tmp_path / "run"), 0
             for _ in range(passes):
                 windows = [record.window for _, record, _ in reader.records()]

@@ -168,8 +168,6 @@ def test_a_process_on_a_hanging_disk_ends(disk, name):
     script = f"""
     import warnings, eventlog
     from eventlog import log as house, process
-    house.COMMIT_SECONDS = house.EXPORT_SECONDS = 0.3
-    process.CLOSE_SECONDS, process.END_SECONDS = 1.0, 0.3
     warnings.simplefilter("ignore")
     log = eventlog.start(root + "/run")
     log.claim_attempt()
@@ -179,6 +177,8 @@ def test_a_process_on_a_hanging_disk_ends(disk, name):
         log.write(eventlog.drain([recorder]).frame)
         return log.commit(0, number, number)
     assert step(0)
+    house.COMMIT_SECONDS = house.EXPORT_SECONDS = 0.3
+    process.CLOSE_SECONDS, process.END_SECONDS = 1.0, 0.3
     fault.set({FAULTS[name]!r})
     if {name == "hang open"}:
         log.writer._segments._bytes = 1  # so that the next frame begins a file
