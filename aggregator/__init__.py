@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from . import areal, evaluation, stats_tracker
     from .merge import Export, merge_worker_stats
     from .offline.compact import Compaction, compact
+    from .offline.names import labels
     from .offline.restored import recover, verify
-    from .offline.session import Session, labels, open_run
+    from .offline.session import Session, open_run
     from .offline.statistics import checked_stats
     from .offline.strict import rows_of, strict_json, values_of
     from .offline.union import merge_runs
+    from .progress import progress_bar
 
 __all__ = [
     "Compaction",
@@ -32,6 +34,7 @@ __all__ = [
     "merge_runs",
     "merge_worker_stats",
     "open_run",
+    "progress_bar",
     "recover",
     "rows_of",
     "stats_tracker",
@@ -47,10 +50,11 @@ _HOMES = {
     "Session": "offline.session",
     "checked_stats": "offline.statistics",
     "compact": "offline.compact",
-    "labels": "offline.session",
+    "labels": "offline.names",
     "merge_runs": "offline.union",
     "merge_worker_stats": "merge",
     "open_run": "offline.session",
+    "progress_bar": "progress",
     "recover": "offline.restored",
     "rows_of": "offline.strict",
     "strict_json": "offline.strict",

@@ -5,8 +5,8 @@
     areal.install()  # before AReaL's modules are imported
     from areal.utils import stats_tracker  # is aggregator.stats_tracker
 
-It works beside an installed AReaL and without one. A name that only AReaL's own module has is still found
-under it.
+It works beside an installed AReaL and without one, and in a project that has a `replay` of its own (a
+replay buffer). A name that only AReaL's own module has is still found under it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import threading
 import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class _ServeOurs(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         del spec
-        module = importlib.import_module(self._ours)
+        module = _imported(self._ours)
         self._spec = module.__spec__
         return module
 
@@ -138,6 +139,27 @@ class _ServeOurs(Loader):
         module.__spec__ = self._spec  # the import machinery has put the other name there
         if served is not None:
             _add_fallback(module, served.name)
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module of ours, also where the project has a module of its package's name.
+
+    The project's stays what the name means; ours is imported from where it is installed, under a name that
+    nobody else has. Our packages here are found already, and know each other's names: only one that none of
+    them imports can stand beside another so, as `replay` does.
+    """
+    package, _, child = name.partition(".")
+    ours = Path(__file__).parents[1] / package / "__init__.py"
+    found = importlib.util.find_spec(package)
+    file = None if found is None or found.origin is None else Path(found.origin)
+    if not ours.exists() or (file is not None and file.exists() and file.samefile(ours)):
+        return importlib.import_module(name)
+    alias = f"areal_metrics_{package}"
+    spec = spec_from_file_location(alias, ours, submodule_search_locations=[str(ours.parent)])
+    if alias not in sys.modules and spec is not None and spec.loader is not None:
+        sys.modules[alias] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[alias])
+    return importlib.import_module(f"{alias}.{child}")
 
 
 class _StandIns(MetaPathFinder):

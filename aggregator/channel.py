@@ -79,7 +79,7 @@ class Link(Protocol):
 class Request:
     """What an export is; `problem` is what failed on this rank before it came to the channel."""
 
-    operation: str
+    operation: str | None  # None: it failed before that was known
     session: str
     reset: bool
     step: int
@@ -142,6 +142,11 @@ class Channel:
             export_id = None if self._uid is None else f"{self._uid}:{self._number}"
             return Outcome(self.members, export_id, self._attempt, columns, error)
 
+    def miss(self) -> None:
+        """Count an export that this process did not take part in: the next one cannot pass for it."""
+        with self._lock:
+            self._number += 1
+
     def _guarded(
         self, request: Request, load: plan.Load, rows: Ints, counts: Ints | None
     ) -> tuple[Columns | None, BaseException | None]:
@@ -177,6 +182,9 @@ class Channel:
         reduced, unequal = reply.pool()
         if len(unequal):
             raise self._unequal(unequal[:_MOST_LISTED])
+        exact = self._layout.exact
+        if len(large := exact[moments.wrapped(reduced[exact])]):
+            raise self._too_large(large[:_MOST_LISTED])
         if request.full:
             held = reduced[:, moments.PRESENT] > 0
             self._idle[self._layout.positions] = np.where(held, 0, self._idle[self._layout.positions] + 1)
@@ -205,10 +213,10 @@ class Channel:
             0 if request.problem is None else 1,
             request.attempt,
             request.step,
+            wire.UNSET if request.operation is None else _number_of(f"{request.operation} {request.full}"),
             self._number,
             self._layout.epoch,
             self._layout.hash,
-            _number_of(f"{request.operation} {request.full}"),
             request.reset,
         )
         if at is not None:
@@ -296,6 +304,11 @@ class Channel:
             what = " but ".join(f"{text} on {plan.ranks_text(ranks)}" for text, ranks in views.items())
             listed.append(f"key {slot.key!r}: expected the same on all ranks (replicated), got {what}")
         return errors.AgreementError(self._text("; ".join(listed)))
+
+    def _too_large(self, positions: NDArray[np.intp]) -> errors.ReductionError:
+        keys = ", ".join(repr(self._layout.wire[position].slot.key) for position in positions)
+        text = f"expected exact sums over all ranks that fit int64, got more for {keys}"
+        return errors.ReductionError(self._text(text))
 
     def _close(self, text: str) -> None:
         self._closed = self._text(f"{text}; no export over this group is possible any more")

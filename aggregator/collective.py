@@ -42,6 +42,7 @@ __all__ = [
     "greatest",
     "joined",
     "label",
+    "miss",
     "reduce",
     "tell",
 ]
@@ -75,7 +76,7 @@ def reduce(
     reduce_group: ProcessGroup | None = None,
     key_sync_group: ProcessGroup | None = None,
     *,
-    operation: str,
+    operation: str | None,
     session: str,
     reset: bool = True,
     step: int | None = None,
@@ -88,7 +89,8 @@ def reduce(
 
     Ranks may hold different keys, in any order, each key once. Keys without a label go to `reduce_group` (or
     stay local without one), labelled ones to the first of the two groups that contains their ranks.
-    `operation` names the call, alike on all ranks; `session` this process; `step` and `attempt` are given
+    `operation` names the call, alike on all ranks (None: this one failed too early to say); `session` this
+    process; `step` and `attempt` are given
     where known; `error` says that this rank has failed already and brings nothing; `full` that the export
     covers all keys; `counts` are the histograms of the specs with quantiles, in their order. The same specs
     again, in the same order, are the fast path.
@@ -109,7 +111,12 @@ def reduce(
     outcomes: list[Outcome] = []
     for channel, load in zip(channels, route.loads or [_NOTHING] * len(channels), strict=True):
         request = Request(operation, session, reset, _or_unset(step), known, full, error)
-        outcomes.append(channel.export(request, load, rows, counts))
+        try:
+            outcomes.append(channel.export(request, load, rows, counts))
+        except BaseException:  # an interrupt
+            for other in channels[len(outcomes) + 1 :]:
+                other.miss()
+            raise
         known = max(known, outcomes[-1].attempt)
         error = error or outcomes[-1].error
     exports = tuple((o.export_id, o.members) for o in outcomes if o.export_id is not None)
@@ -117,6 +124,12 @@ def reduce(
     columns = [Columns(local.names, local.of(rows).copy(), local.counts_of(counts))] if local.chosen else []
     columns += [o.columns for o in outcomes if o.columns is not None]
     return Reduced(() if error else tuple(columns), exports, None if known == wire.UNSET else known, error)
+
+
+def miss(*groups: ProcessGroup | None) -> None:
+    """Count an export that ended before it entered its groups: the peers, who did, see it at the next one."""
+    for channel in _channels(*groups)[0]:
+        channel.miss()
 
 
 def agree(flag: bool, group: ProcessGroup | None) -> bool:
@@ -297,7 +310,7 @@ def _channels(*groups: ProcessGroup | None) -> tuple[list[Channel], BaseExceptio
         try:
             if group is not None and (channel := _channel(group)) not in found:
                 found.append(channel)
-        except errors.AgreementError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the ranks of the other group must hear of it
             problem = problem or exc
     return found, problem
 

@@ -20,7 +20,7 @@ import numpy as np
 from eventlog import Kind, ReduceType, Spread, errors, histogram, moments
 
 from .naming import Columns, Meta, Names, suffixes
-from .plain import Key, read_plain
+from .plain import Key, read_plain, without_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Export", "merge_worker_stats"]
 
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
+_COUNTED: Final = (Kind.SCALAR, Kind.TIMING)  # with `k__count` beside `k`
 
 
 class Export(dict[str, float]):
@@ -259,7 +260,6 @@ def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterabl
     """
     sums = _as_keys(sum_keys)
     workers: list[list[Key]] = []
-    metas: dict[str, Key] = {}
     uncounted: set[str] = set()
     for export in _as_exports(exports):
         keys, plain = export.split() if isinstance(export, Export) else ([], dict(export))
@@ -267,13 +267,16 @@ def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterabl
         read, bare = read_plain(plain, sums)
         uncounted |= bare
         workers.append([*keys, *read])
-        for key in workers[-1]:
-            metas[key.key] = _agreed(metas.get(key.key), key)
     if uncounted:
         raise errors.MergeError(
             f"expected a count beside every mean, got none for {_listed(uncounted)} (merge the exports "
             "themselves, or name in sum_keys what is a sum)"
         )
+    scalars = {key.key: key.meta for keys in workers for key in keys if key.meta.kind in _COUNTED}
+    workers = [[without_values(key, scalars) for key in keys] for keys in workers]
+    metas: dict[str, Key] = {}
+    for key in (key for keys in workers for key in keys):
+        metas[key.key] = _agreed(metas.get(key.key), key)
     return _pooled(workers, _names(metas.values()))
 
 
@@ -310,10 +313,10 @@ def _pooled(workers: list[list[Key]], names: Names) -> Export:
         for spread in Spread
     }
     rows, unequal = moments.across(stack, of_spread[Spread.SHARES], of_spread[Spread.REPLICATED])
-    wrapped = _wrapped(stack, rows, of_spread[Spread.SHARDS])
-    if len(wrapped):
+    wrapped = {*_wrapped(stack, rows, of_spread[Spread.SHARDS]).tolist(), *names.too_large(rows)}
+    if wrapped:
         keys = _listed(names.keys[i] for i in wrapped)
-        raise errors.MergeError(f"expected counts whose sum fits int64, got more for {keys}")
+        raise errors.MergeError(f"expected counts and sums that fit int64, got more for {keys}")
     if len(unequal):
         keys = _listed(names.keys[i] for i in unequal)
         raise errors.MergeError(f"expected the same on all workers (replicated), got different {keys}")

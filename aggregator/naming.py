@@ -111,12 +111,17 @@ class Names:
         self.row_of = np.array([i for i, _, _ in numbers], np.intp)
         sources = np.array([source for _, _, source in numbers], np.intp)
         self.asked = np.flatnonzero([bool(meta.quantiles) for meta in self.metas])
+        self._exact = self.row_of[sources == _EXACT]
         self._of_counts = sources == _QUANTILE
         self._needs_values = (sources < _TOTAL) | self._of_counts  # means, extremes of nothing are absent
         self._sources = [
             (source, self.row_of[sources == source], np.flatnonzero(sources == source))
             for source in sorted(set(sources.tolist()))
         ]
+
+    def too_large(self, rows: NDArray[np.int64]) -> list[int]:
+        """Return the places of exact sums that int64 cannot hold, as only many producers reach them."""
+        return self._exact[moments.wrapped(rows[self._exact])].tolist()
 
     def of(self, rows: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> dict[str, float]:
         """Return name -> number for moments of shape (keys, WORDS); counts are exact ints.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Key", "read_plain"]
+__all__ = ["Key", "read_plain", "without_values"]
 
 _COUNT = "__count"
 _AVG, _MIN, _MAX = "/avg", "/min", "/max"
@@ -56,6 +56,17 @@ def read_plain(plain: Mapping[str, Any], sums: frozenset[str]) -> tuple[list[Key
     for name in [name for name in left if name.endswith(_COUNT)]:
         keys.append(_sum(name, _count_of(name.removesuffix(_COUNT), left.pop(name))))
     return keys, set(left)
+
+
+def without_values(key: Key, scalars: Mapping[str, Meta]) -> Key:
+    """Return the scalar, one of those that others have, of which a key is the count of 0; else the key.
+
+    An export has no mean of nothing: of such a scalar it has the count alone.
+    """
+    name = key.key.removesuffix(_COUNT)
+    if not key.plain or name == key.key or name not in scalars or key.row[moments.INT_SUM]:
+        return key
+    return Key(name, scalars[name], moments.of([]), plain=True)
 
 
 def _family(base: str, left: dict[str, float]) -> list[Key]:

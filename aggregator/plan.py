@@ -157,8 +157,8 @@ class Layout:
     """What a group knows, sorted by tracker, key and label: the same on each of its ranks.
 
     Attributes: `known`; `wire`, the entries it carries, in wire order; `positions` of those within `known`;
-    `hash`, an int64 that names the layout across processes; `shares`, `replicated` and `asked` (which have
-    histograms), wire positions.
+    `hash`, an int64 that names the layout across processes; `shares`, `replicated`, `exact` (integers) and
+    `asked` (which have histograms), wire positions.
     """
 
     def __init__(self, epoch: int = 0, known: Iterable[Entry] = (), carried: Iterable[Slot] = ()) -> None:
@@ -171,6 +171,8 @@ class Layout:
         spreads = [entry.meta.spread for entry in self.wire]
         self.shares = np.array([i for i, s in enumerate(spreads) if s is Spread.SHARES], np.intp)
         self.replicated = np.array([i for i, s in enumerate(spreads) if s is Spread.REPLICATED], np.intp)
+        kinds = [entry.meta.kind in (Kind.COUNTER, Kind.DENOMINATOR) for entry in self.wire]
+        self.exact = np.flatnonzero(kinds)
         self.asked = np.array([i for i, e in enumerate(self.wire) if e.meta.quantiles], np.intp)
         self._asked_copies = np.flatnonzero(np.isin(self.asked, self.replicated))
         self._metas = dict(self.known)

@@ -14,28 +14,23 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import uuid
-import warnings
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 import eventlog
-from eventlog import Recorder, ReduceType, as_key, as_spread, as_step, errors, moments
+from eventlog import Recorder, ReduceType, as_key, as_spread, as_tracker, errors
 
-from . import collective
-from .merge import Export
+from . import collective, exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
 
-    from eventlog import Drained, Spec
-    from eventlog.moments import Rows
+    from .merge import Export
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -205,9 +200,18 @@ class DistributedStatsTracker:
     def declare(self, *keys: str, spread: str) -> None:
         """State how values lie on the ranks: "replicated" (checked, not pooled) or "shares" (summed).
 
-        What is not declared is "shards" (pooled). Raises a ValueError for any other word.
+        What is not declared is "shards" (pooled). Raises a ValueError for any other word, and for a key that
+        is recorded as something else until its export.
         """
-        self.recorder.declare(keys, as_spread(spread))
+        lies = as_spread(spread)
+        try:
+            self.recorder.declare(keys, lies)
+        except errors.RecordingError as refused:
+            again = functools.partial(self._declare_one, spread)
+            eventlog.forgive(refused, dict.fromkeys(keys), again, self.recorder.full_key)
+
+    def _declare_one(self, spread: str, /, **key: None) -> None:
+        self.declare(*key, spread=spread)
 
     def set_step(self, step: Any) -> None:
         """Give what this tracker records from now on a step; None: leave it to the commit."""
@@ -229,16 +233,9 @@ class DistributedStatsTracker:
         Every rank of the group must call it; ranks may hold different keys. Without `reset` the records stay
         for the next export (the log holds each once). Raises on every rank when any rank fails or disagrees.
         """
-        full_key = None if key is None else self.recorder.full_key(key)
-        operation = f"export {self.name!r}" if full_key is None else f"export {full_key!r}"
-        return _export(
-            [self], full_key, reduce_group, key_sync_group, reset=reset, step=step, operation=operation
-        )
+        named = f"export {self.name!r}"
+        return exporting.export([self.recorder], named, key, reduce_group, key_sync_group, reset, step)
 
-
-_SESSION = uuid.uuid4().hex  # names this process where no log does
-_POOLS: dict[tuple[Spec, ...], tuple[tuple[Spec, ...], NDArray[np.intp]]] = {}
-_POOLS_KEPT = 16
 
 TRACKERS: dict[str, DistributedStatsTracker] = {}
 DEFAULT_TRACKER = TRACKERS.setdefault("", DistributedStatsTracker())
@@ -246,7 +243,11 @@ _trackers_lock = threading.Lock()
 
 
 def get(name: str = "") -> DistributedStatsTracker:
-    """Return the tracker of that name, made when it is asked for first; "" is the default one."""
+    """Return the tracker of that name, made when it is asked for first; "" is the default one.
+
+    Slashes around a name are no part of it. Raises a ValueError or TypeError for what is no name.
+    """
+    name = as_tracker(name)
     with _trackers_lock:
         if name not in TRACKERS:
             TRACKERS[name] = DistributedStatsTracker(name)
@@ -262,130 +263,13 @@ def export_all(
 ) -> Export:
     """Export every tracker of the process in one go; see `DistributedStatsTracker.export`."""
     with _trackers_lock:
-        trackers = list(TRACKERS.values())
-    return _export(
-        trackers, None, reduce_group, key_sync_group, reset=reset, step=step, operation="export_all"
-    )
+        recorders = [tracker.recorder for tracker in TRACKERS.values()]
+    return exporting.export(recorders, "export_all", None, reduce_group, key_sync_group, reset, step)
 
 
 def set_step(step: Any) -> None:
     """Give what all trackers of this process record from now on a step; None: leave it to the commit."""
     eventlog.set_step(step)
-
-
-def _export(
-    trackers: list[DistributedStatsTracker],
-    key: str | None,
-    reduce_group: ProcessGroup | None,
-    key_sync_group: ProcessGroup | None,
-    *,
-    reset: bool,
-    step: Any,
-    operation: str,
-) -> Export:
-    """Drain, hand to the log, reduce, note the outcome; only then raise what went wrong here or elsewhere.
-
-    Nothing is raised before the collectives: the other ranks are in them already.
-    """
-    log = eventlog.current()
-    alone = reduce_group is None and key_sync_group is None
-    drained, error = _drain(trackers, key, reset=reset, step=step, alone=alone)
-    if log is not None:
-        log.write(drained.frame)
-    specs, rows = _pooled(drained)
-    reduced = collective.reduce(
-        specs,
-        rows,
-        reduce_group,
-        key_sync_group,
-        operation=operation,
-        session=_SESSION if log is None else log.producer.session,
-        reset=reset,
-        step=drained.step,
-        attempt=None if log is None else log.own_attempt,
-        error=error,
-        full=key is None,
-        counts=drained.counts(specs),
-    )
-    try:
-        made = Export.of(reduced.parts)
-    finally:
-        if log is not None:  # at the end: it wakes the writer, who needs the interpreter and a core
-            _note(log, drained, reduced, trackers, key, reset=reset, alone=reduce_group is None)
-    if reduced.error is not None:
-        raise reduced.error
-    if made.clashes:
-        warnings.warn(
-            f"expected each name once, got two of {', '.join(map(repr, made.clashes[:5]))} (of two keys or "
-            "trackers); the later one is exported",
-            stacklevel=3,
-        )
-    return made
-
-
-def _drain(
-    trackers: list[DistributedStatsTracker], key: str | None, *, reset: bool, step: Any, alone: bool
-) -> tuple[Drained, BaseException | None]:
-    """Take the window, and what went wrong. Alone nothing is taken then; else the others take theirs."""
-    whole, error = None, None
-    try:
-        whole = None if step is None else as_step(step)
-    except errors.StepError as refused:
-        error = refused
-    if error is not None and alone:
-        return eventlog.drain([]), error
-    try:
-        return eventlog.drain([each.recorder for each in trackers], key=key, reset=reset, step=whole), error
-    except Exception as failed:  # noqa: BLE001 (whatever it is, the peers must hear of it)
-        return eventlog.drain([]), error or failed
-
-
-def _pooled(drained: Drained) -> tuple[tuple[Spec, ...], Rows]:
-    """Merge the records of the same key; the layout of the steady state is looked up, not built."""
-    specs = tuple(drained.specs)
-    found = _POOLS.get(specs)
-    if found is None:
-        index = {spec: i for i, spec in enumerate(dict.fromkeys(specs))}
-        found = tuple(index), np.array([index[spec] for spec in specs], np.intp)
-        if len(_POOLS) >= _POOLS_KEPT:
-            _POOLS.clear()
-        _POOLS[specs] = found
-    distinct, groups = found
-    if len(distinct) == len(specs):
-        return distinct, drained.rows
-    return distinct, moments.pool(drained.rows, groups, len(distinct))
-
-
-def _note(
-    log: eventlog.Log,
-    drained: Drained,
-    reduced: collective.Reduced,
-    trackers: list[DistributedStatsTracker],
-    key: str | None,
-    *,
-    reset: bool,
-    alone: bool,
-) -> None:
-    """Write an export row per group; the first one says over whom the keys without a group were reduced.
-
-    `alone`: over nobody else, whatever key_sync_group did for the others.
-    """
-    if reduced.attempt is not None:
-        log.learn_attempt(reduced.attempt)
-    window = drained.frame.window
-    own = ((f"{log.producer.session}:{window}", None),) if alone or not reduced.exports else ()
-    for export_id, members in (*own, *reduced.exports):
-        log.write_export(
-            export_id=export_id,
-            members=members,
-            window=window,
-            window_first=drained.first_window,
-            step=drained.step,
-            reset=reset,
-            outcome=reduced.outcome,
-            tracker=trackers[0].name if len(trackers) == 1 else None,
-            key=key,
-        )
 
 
 scope = DEFAULT_TRACKER.scope

@@ -48,9 +48,9 @@ __all__ = [
 
 GATHER_BYTES = 4 << 20  # what a rank may receive before the summed form is the cheaper one
 
-# The head. MISFIT, FAILED and ATTEMPT count as their maximum, STEP must be equal among those who set it, and
-# what follows it among all.
-MISFIT, FAILED, ATTEMPT, STEP, NUMBER, EPOCH, HASH, OPERATION, RESET = range(9)
+# The head. MISFIT, FAILED and ATTEMPT count as their maximum, STEP and OPERATION must be equal among those
+# who set them, and what follows among all.
+MISFIT, FAILED, ATTEMPT, STEP, OPERATION, NUMBER, EPOCH, HASH, RESET = range(9)
 HEAD: Final = 9
 UNSET: Final = -1
 _MUST_EQUAL: Final = {
@@ -61,6 +61,7 @@ _MUST_EQUAL: Final = {
     EPOCH: "layout epoch",
     HASH: "layout",
 }
+_MAY_BE_UNSET: Final = (STEP, OPERATION)
 _OPAQUE: Final = (OPERATION, HASH)
 _NONE: Final = np.iinfo(np.int64).min  # loses to everything in a maximum
 _HALF: Final = 0xFFFFFFFF
@@ -86,13 +87,12 @@ def joined(filled: Ints, counts: Ints) -> Ints:
 def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
     """Say which word of the heads, shape (n, HEAD), should be equal and is not; None when all agree."""
     said = heads[:, STEP:].tolist()
-    steps = {step for step, *_ in said} - {UNSET}
-    if len(steps) <= 1 and all(words[1:] == said[0][1:] for words in said):
+    if all(words == said[0] for words in said):
         return None
     for word, name in _MUST_EQUAL.items():
         views: dict[int, list[str]] = {}
         for value, rank in zip(heads[:, word].tolist(), who, strict=True):
-            if word != STEP or value != UNSET:
+            if word not in _MAY_BE_UNSET or value != UNSET:
                 views.setdefault(value, []).append(rank)
         if len(views) > 1:
             ranks = [(value, ", ".join(found)) for value, found in views.items()]
@@ -108,8 +108,9 @@ def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
 def maxima(filled: Ints, layout: Layout) -> Ints:
     """Return the vector for the MAX all-reduce."""
     head = np.stack([filled[:HEAD], ~filled[:HEAD]])
-    if filled[STEP] == UNSET:
-        head[:, STEP] = _NONE
+    for word in _MAY_BE_UNSET:
+        if filled[word] == UNSET:
+            head[:, word] = _NONE
     rows = body(filled)
     f = rows.view(np.float64)
     copies = rows[layout.replicated]
@@ -170,8 +171,9 @@ def _cuts(n: int) -> list[int]:
 def _heads(head: Ints) -> Ints:
     greatest, negated = head.reshape(2, HEAD)
     heads = np.stack([greatest, ~negated])
-    if greatest[STEP] == _NONE:
-        heads[:, STEP] = UNSET
+    for word in _MAY_BE_UNSET:
+        if greatest[word] == _NONE:
+            heads[:, word] = UNSET
     return heads
 
 

@@ -1,8 +1,8 @@
 """The command `areal-metrics`: its families of commands, and what an exit code means.
 
 0    done
-1    failed: one line on stderr says what was expected, what came and where
-2    the command was called wrongly
+1    failed, as by a key that this run lacks: one line on stderr says what was expected, what came and where
+2    asked wrongly, whatever the run holds
 3    done, but something was lost, damaged or refused; stderr says what
 130  interrupted
 """
@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from . import care, carry, compare, imports, plot, query, render, report, retell, run, runs, tables, watch
+from .options import asked_wrongly
 
 __all__ = ["app", "main"]
 
@@ -31,7 +32,7 @@ for family in (run, runs, care, watch, query, carry, tables, compare, retell, im
 
 
 def main() -> None:
-    """Run the command line and exit; errors of the distribution and of files become one line and code 1."""
+    """Run the command line and exit; errors of the distribution and of files become one line on stderr."""
     try:
         app(prog_name="areal-metrics")
     except KeyboardInterrupt:
@@ -42,7 +43,7 @@ def main() -> None:
         if not isinstance(exc, ArealMetricsError | OSError):
             raise
         render.complain("; ".join([str(exc), *getattr(exc, "__notes__", [])]))
-        sys.exit(1)
+        sys.exit(2 if asked_wrongly(exc) else 1)
 
 
 def _version(asked: bool) -> None:

@@ -30,9 +30,10 @@ def verify(run_dir: RunDir, as_json: Json = False) -> None:
     number is missing is lost, with what is known of it, as are values that were in flight when their process
     was killed. Exit code 3 when anything is damaged, missing or was lost, 1 when there is no run to check.
     """
+    from aggregator import progress_bar
     from aggregator import verify as run
 
-    with render.progress("verify") as progress:
+    with progress_bar("verify") as progress:
         found = run(run_dir, progress=progress)
     files = [
         {
@@ -86,9 +87,10 @@ def recover(
     per file: frames and rows recovered; of these the frames found without an index, which no checksum vouches
     for; what was discarded. Exit code 3 when anything was.
     """
+    from aggregator import progress_bar
     from aggregator import recover as run
 
-    with render.progress("recover") as progress:
+    with progress_bar("recover") as progress:
         done = run(run_dir, into, progress=progress)
     files = [_salvaged(file, full=as_json) for file in done.files]
     if as_json:

@@ -114,7 +114,9 @@ def _evaluated(session: Session, path: Path, wanted: int) -> list[int]:
     )
     steps = rows["step"].to_pylist()
     if len(steps) < wanted:
-        raise errors.QueryError(f"expected {wanted} steps with evaluated samples, got {len(steps)}: {path}")
+        raise errors.UnansweredError(
+            f"expected {wanted} steps with evaluated samples, got {len(steps)}: {path}"
+        )
     return steps[-wanted:]
 
 
@@ -128,7 +130,7 @@ def _side(session: Session, path: Path, step: int, keys: Sequence[str]) -> tuple
         if any(fnmatchcase(key, pattern) for pattern in keys):
             values.setdefault((key, sample), value)
     if not values:
-        raise errors.QueryError(
+        raise errors.UnansweredError(
             f"expected results of samples at step {step}, got none for {', '.join(keys)}: {path}"
         )
     return f"{path} at step {step}", values

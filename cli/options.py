@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 __all__ = [
     "Attempts",
@@ -29,10 +25,10 @@ __all__ = [
     "Spill",
     "Until",
     "Workers",
+    "asked_wrongly",
     "check_bounds",
     "check_output",
     "example",
-    "usage",
 ]
 
 
@@ -117,15 +113,12 @@ Spill = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@contextmanager
-def usage() -> Generator[None]:
-    """Refuse what is asked wrongly as a mistake in the command: exit code 2."""
+def asked_wrongly(error: Exception) -> bool:
+    """Whether a command failed over what it was told, whatever the run holds: exit code 2, else 1."""
     from eventlog import errors
 
-    try:
-        yield
-    except (errors.ConfigError, errors.QueryError, errors.StepError) as error:
-        raise typer.BadParameter(str(error)) from error
+    wrong = isinstance(error, errors.ConfigError | errors.QueryError | errors.StepError)
+    return wrong and not isinstance(error, errors.UnansweredError)
 
 
 def check_bounds(since: int | None, until: int | None) -> None:

@@ -99,8 +99,12 @@ def curves(
             figure = plots.curves(table, smooth=smooth, compare=compare, palette=palette, title=title)
             render.say(f"wrote {plots.save(figure, output)}")
         if as_json:
-            drawn = table if smooth is None else plots.smoothed(table, smooth)
-            render.rows(plots.differences(table) if compare else drawn, as_json=True)
+            drawn = plots.bands(table) if "member" in table.column_names else table
+            if compare:
+                drawn = plots.differences(drawn)
+            elif smooth is not None:
+                drawn = plots.smoothed(drawn, smooth)
+            render.rows(drawn, as_json=True)
 
 
 @app.command(

@@ -45,7 +45,8 @@ By = Annotated[
     typer.Option(
         "--by",
         metavar="WHAT",
-        help="Group by any of step, epoch, attempt, role, rank, session, tracker, sequence; repeatable.",
+        help="Group by any of step, epoch, attempt, role, rank, session, tracker, sequence, tags.NAME; "
+        "repeatable.",
         show_default=False,
     ),
 ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-__all__ = ["complain", "damaged", "document", "line", "live", "progress", "record", "rows", "say"]
+__all__ = ["complain", "damaged", "document", "line", "live", "record", "rows", "say"]
 
 Cells = list[str]
 
@@ -114,20 +114,6 @@ def damaged(problems: Iterable[str], listing: str | None = "verify --json") -> N
         say(f"damaged: {problem}")
     if more := told[most:]:
         say(f"… and {len(more)} more; {listing} lists all")
-
-
-@contextmanager
-def progress(name: str) -> Generator[Callable[[int, int], object] | None]:
-    """Show a bar on stderr when it is a terminal; whoever works tells it how much of how much is done."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from . import render
 from .options import (
@@ -19,9 +19,9 @@ from .options import (
     Source,
     SourceOption,
     Until,
+    asked_wrongly,
     check_bounds,
     example,
-    usage,
 )
 
 if TYPE_CHECKING:
@@ -38,10 +38,23 @@ app = typer.Typer()
 
 OWN = "stats_logger."  # how what changes a config begins
 _ALWAYS = ("backend", "target", "sent", "skipped")
+_TOLD = ("sent", "skipped", "superseded", "refused", "withheld", "kept")  # each says that there is something
 _TRACKERS = ("swanlab", "tensorboard", "trackio", "wandb")
 
 
+class _Replay(typer.core.TyperCommand):
+    """The command, whose help says what each backend takes."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from replay import backend_options
+
+        super().format_options(ctx, formatter)
+        with formatter.section("Options of the backends (-o BACKEND.OPTION=VALUE)"):
+            formatter.write_dl([(name, ", ".join(backend_options(name))) for name in _TRACKERS])
+
+
 @app.command(
+    cls=_Replay,
     epilog=example(
         "replay runs/a --to tensorboard -o tensorboard.path=tb",
         "replay runs/a --to wandb --to swanlab --since 100 --keys 'ppo_actor/*'",
@@ -51,7 +64,7 @@ _TRACKERS = ("swanlab", "tensorboard", "trackio", "wandb")
         "replay runs/a --to wandb --stat p99 --stat histogram --rename '^ppo_actor/=actor/'",
         "replay runs/a --to tensorboard:mine -o tensorboard:mine.path=tb --to tensorboard",
         "replay runs/a -c stats_logger.yaml -o stats_logger.wandb.mode=offline",
-    )
+    ),
 )
 def replay(
     run_dirs: Annotated[
@@ -143,16 +156,19 @@ def replay(
 
     The counts are of steps; that of folded of values: where a commit or a step gives a key several values,
     the last is told; that of untold of histograms a target cannot show; that of partial of statistics whose
-    values are not all kept. Of several runs each is told, whatever befalls another; a path given for a target
-    gets a directory for each of them, and the exit code is 1 when one failed. Exit code 3 when the log is
-    damaged, when a target refused steps, can no longer take them (withheld) or holds some that the log does
-    not have (kept: they stay), or when something is untold or partial.
+    values are not all kept, and of metrics that cannot be recomputed; that of uncommitted of recorded windows, where a run committed nothing at all.
+
+    Of several runs each is told, whatever befalls another; a path given for a target gets a directory for
+    each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged, when a target
+    refused steps, can no longer take them (withheld) or holds some that the log does not have (kept: they
+    stay), or when something is untold, partial or uncommitted.
 
     With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end,
     and TensorBoard's lie in RUN_DIR/live/tensorboard. With --stat, too, a step is told --wait seconds after
     its last commit, when its values are there.
     """
-    from replay import check_stats
+    from aggregator import labels
+    from replay import check_apart, check_stats
 
     check_bounds(since, until)
     overrides = [each.removeprefix(OWN) for each in options or () if each.startswith(OWN)]
@@ -174,10 +190,11 @@ def replay(
         asked |= {"wait": wait, "give_up": give_up}
     else:
         asked |= {"attempts": attempts.value, "source": source.value, "dry_run": dry_run, "progress": True}
-    runs = _named(run_dirs)
-    with usage():
-        told = {name: _backends(given, config, overrides, name if len(runs) > 1 else "") for name in runs}
-        check_stats(asked["stats"])
+    runs = dict(zip(labels(run_dirs), run_dirs, strict=True))
+    told = {name: _backends(given, config, overrides, name if len(runs) > 1 else "") for name in runs}
+    check_stats(asked["stats"])
+    if not new_run:  # each has a name of its own
+        check_apart({name: (runs[name], backends) for name, backends in told.items()}, cursors)
     found, failed = _play_all(runs, told, follow=follow, **asked)
     if any(found.values()):
         _tell(found, as_json=as_json)
@@ -246,7 +263,7 @@ def _play_all(
         try:
             found[name] = _play(run_dir, told[name], follow=follow, failed=own, **asked)
         except (ArealMetricsError, OSError) as exc:
-            if len(runs) == 1:
+            if len(runs) == 1 or asked_wrongly(exc):
                 raise
             failed.append(f"{before}{exc}")
         failed += [f"{before}{error}" for error in own]
@@ -289,25 +306,16 @@ def _rule(text: str) -> tuple[str, str]:
     pattern, equals, new = text.rpartition("=")
     if not equals:
         raise typer.BadParameter(f"expected --rename PATTERN=NAME, got {text!r}")
-    try:
-        re.compile(pattern).sub(new, "")
-    except (re.error, IndexError) as error:
-        raise typer.BadParameter(f"expected --rename PATTERN=NAME, got {text!r}: {error}") from error
     return pattern, new
-
-
-def _named(run_dirs: Sequence[Path]) -> dict[str, Path]:
-    """Name runs by as many last parts of their paths as tell them apart."""
-    from aggregator import labels
-
-    return dict(zip(labels(run_dirs), run_dirs, strict=True))
 
 
 def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
     render.rows(_table(found, as_json=as_json), as_json=as_json)
-    for reports in found.values():
+    for name, reports in found.items():
         if reports:
             render.damaged(reports[0].problems)
+        if reports and not any(getattr(report, what) for report in reports for what in _TOLD):
+            _say_nothing(f"{name}: " if len(found) > 1 else "", reports[0].uncommitted)
     every = [report for reports in found.values() for report in reports]
     for report in every:
         for what in ("superseded", "refused", "withheld", "kept"):
@@ -322,9 +330,18 @@ def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
     if untold := sorted({report.backend for report in every if report.untold}):
         render.say(f"histograms cannot be told to {', '.join(untold)}")
     if any(report.partial for report in every):
-        render.say(
-            "the payload does not hold all values: some statistics are of those that are left, or absent"
+        render.say("the log does not hold all values: some numbers are of those that are left, or absent")
+
+
+def _say_nothing(before: str, windows: int) -> None:
+    """Say why a run had nothing to tell."""
+    why = "no metric of what is selected was committed"
+    if windows:
+        why = (
+            f"{windows} windows were recorded and no metric was committed; "
+            "--source recomputed tells windows that were recorded with a step (set_step)"
         )
+    render.say(f"{before}nothing to tell: {why}")
 
 
 def _options(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, Any]]:

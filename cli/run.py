@@ -39,7 +39,7 @@ def run(
         typer.Option(
             metavar="RUN_DIR",
             help="Record into this run, from the first record of every process on; without it where "
-            "AREAL_METRICS_DIR or the training's StatsLogger says.",
+            "AREAL_METRICS_DIR says, or the training's StatsLogger: what has one, and what that starts.",
             show_default=False,
         ),
     ] = None,
@@ -51,8 +51,9 @@ def run(
     """Run a command so that AReaL's metrics modules are ours, in every Python process it starts.
 
     The code that imports `areal.utils.stats_tracker`, `areal.utils.stats_logger`, `areal.utils.evaluator` and
-    `areal.infra.workflow_context` stays as it is. The exit code is the command's. Pythons that ignore
-    PYTHONPATH (-E, -I) or site (-S) are left alone.
+    `areal.infra.workflow_context` stays as it is. Without --log-dir a process that exports and has no log
+    warns of it. The exit code is the command's. Pythons that ignore PYTHONPATH (-E, -I) or site (-S) are left
+    alone.
     """
     environment = _environment(log_dir, role)
     _as_started()
@@ -82,6 +83,8 @@ def _environment(log_dir: Path | None, role: str | None) -> dict[str, str]:
 
         made = RunDir.create(log_dir.absolute())
         environment["AREAL_METRICS_DIR"] = str(made.path)
+    if not environment.get("AREAL_METRICS_DIR"):  # the log that a StatsLogger starts is for its children, too
+        environment["AREAL_METRICS_UNDER_RUN"] = "1"
     return environment
 
 

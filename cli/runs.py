@@ -44,7 +44,7 @@ def ls(
     """
     import pyarrow as pa
 
-    from eventlog import ArealMetricsError, RunReader
+    from eventlog import ArealMetricsError, RunReader, shown
 
     if not root.is_dir():
         raise NotADirectoryError(f"expected a directory, got {root}")
@@ -59,7 +59,7 @@ def ls(
             render.say(f"left out: {exc}")
         except Exception as exc:  # noqa: BLE001 - one broken run must not hide the others
             render.say(f"damaged: {type(exc).__name__}: {exc}: {path}")
-            broken = {"path": str(path), "state": "damaged"}
+            broken = {"path": shown(path), "state": "damaged"}
             found.append(pa.RecordBatch.from_pylist([broken], schema))
     render.rows(pa.Table.from_batches(found, schema), as_json=as_json)
     if not found:
@@ -80,6 +80,8 @@ def _left_out(error: OSError) -> None:
 
 
 def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
+    from eventlog import shown
+
     attempts = reader.run.attempts()
     steps: set[int | None] = set()
     times: set[int] = set()
@@ -103,7 +105,7 @@ def _summary(path: Path, reader: RunReader) -> dict[str, Any]:
         for session in sessions
     )
     return {
-        "path": str(path),
+        "path": shown(path),
         "id": reader.run.id,
         "attempts": len(attempts),
         "steps": len(committed),

@@ -41,9 +41,9 @@ def compact(
     when tables were damaged and had to be left unused.
     """
     from aggregator import compact as run
+    from aggregator import progress_bar
 
-    with render.progress("compact") as progress:
-        done = progress or (lambda _done, _all: None)
+    with progress_bar("compact") as done:
         made = run(run_dir, drop_sources=drop_sources, engine=engine.value, workers=workers, done=done)
     render.document(asdict(made), as_json=as_json)
     if made.problems:

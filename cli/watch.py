@@ -51,8 +51,9 @@ def watch(
     On a terminal a table of the newest values, a column per run; else a line per step, with --json a JSON
     object. Ends when the runs have finished.
     """
-    names = _labels(run_dirs)
-    boards = [_Board(name, path, keys or []) for name, path in zip(names, run_dirs, strict=True)]
+    from aggregator import labels
+
+    boards = [_Board(name, path, keys or []) for name, path in zip(labels(run_dirs), run_dirs, strict=True)]
     try:
         if once and not as_json:
             for board in boards:
@@ -160,17 +161,6 @@ class _Board:
             )
             for sign in signs
         )
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """Name runs by as many last parts of their paths as tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    if len(set(parts)) < len(parts):
-        raise typer.BadParameter(f"expected different run directories, got one twice: {paths[0]}")
-    length = 1
-    while len({part[-length:] for part in parts}) < len(parts):
-        length += 1
-    return ["/".join(part[-length:]) for part in parts]
 
 
 def _line(news: dict[str, Any]) -> str:

@@ -5,20 +5,23 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 """
 
 from . import errors, histogram, moments, schema, workflow_context
-from .arrays import as_key, as_metric, as_spread, as_step
+from .absence import lost_commits
+from .arrays import as_key, as_metric, as_spread, as_step, as_tracker
 from .batch import parted
 from .budget import as_bytes
+from .clock import is_time, now_us
 from .device import Lap
 from .drained import Drained, drain
 from .errors import ArealMetricsError
-from .files import is_there, open_file, read_file
+from .files import fixed, is_there, open_file, read_file, shown, sync_folder
 from .following import Followed, Follower, follow
 from .frame import Spec
 from .log import Log
 from .manifest import read_json, write_json
+from .message import compressed_frame
 from .mistakes import forgive
-from .options import Options, lenient
-from .output import as_output
+from .options import Options, lenient, yes_or_no
+from .output import as_output, replacing
 from .process import current, start, stop
 from .reader import Block, RunReader, SessionState
 from .recorder import Recorder, set_step
@@ -29,6 +32,7 @@ from .rundir import Attempt, Problem, Producer, RunDir, SegmentFile, check_role
 from .schema import IndexRecord
 from .scope import scoped
 from .segment import Loss, Pruned
+from .windows import WindowSet, ranges
 
 __all__ = [
     "ArealMetricsError",
@@ -58,34 +62,46 @@ __all__ = [
     "Spec",
     "Spread",
     "Verification",
+    "WindowSet",
     "as_bytes",
     "as_key",
     "as_metric",
     "as_output",
     "as_spread",
     "as_step",
+    "as_tracker",
     "check_role",
+    "compressed_frame",
     "current",
     "drain",
     "errors",
+    "fixed",
     "follow",
     "forgive",
     "histogram",
     "is_there",
+    "is_time",
     "lenient",
+    "lost_commits",
     "moments",
+    "now_us",
     "open_file",
     "parted",
+    "ranges",
     "read_file",
     "read_json",
     "recover",
     "redact_sensitive_config",
+    "replacing",
     "schema",
     "scoped",
     "set_step",
+    "shown",
     "start",
     "stop",
+    "sync_folder",
     "verify",
     "workflow_context",
     "write_json",
+    "yes_or_no",
 ]

@@ -11,15 +11,16 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from .rundir import Problem
-from .schema import Stream
+from .schema import LossCause, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .attempt import Attempt
-    from .rundir import RunDir, SegmentFile
+    from .rundir import Producer, RunDir, SegmentFile
     from .state import SessionState
 
+_LAST: Final = 1 << 62  # behind every number
 _SESSION: Final = re.compile("[0-9a-f]{32}")
 
 
@@ -102,3 +103,32 @@ def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
         path = run.attempt_path(claim.number)
         reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
         run.found.add(Problem(path, reason))
+
+
+def lost_commits(run: RunDir, state: SessionState) -> list[range]:
+    """Return the numbers of the commits of a process that are known to be lost.
+
+    Where its files are cut, bad or gone those behind the newest that is left have no number: then the last
+    range lies behind all others.
+    """
+    losses = [
+        loss for loss in state.losses if loss.stream is Stream.COMMITS and loss.cause is not LossCause.REFUSED
+    ]
+    lost = [
+        range(loss.window, loss.window + (loss.rows if loss.cause is LossCause.MISSING else 1))
+        for loss in losses
+        if loss.window >= 0
+    ]
+    unnumbered = any(loss.window < 0 for loss in losses)
+    if unnumbered or any(_hides_commits(run, state.producer, problem) for problem in run.found):
+        lost.append(range(_LAST, _LAST + 1))
+    return lost
+
+
+def _hides_commits(run: RunDir, producer: Producer, problem: Problem) -> bool:
+    """Whether a problem hides commits of a process of which not even the numbers are known."""
+    own = run.producer_dir(Stream.COMMITS, producer.role, producer.rank)
+    if problem.path in (own, own.parent):
+        return True
+    numbered = problem.frame is not None and problem.path.suffix == ".arrows"  # in the index
+    return own.parent in problem.path.parents and producer.session in problem.path.name and not numbered

@@ -78,6 +78,8 @@ def as_step(value: Any) -> int:
     Raises StepError for negative, fractional, non-finite or out-of-range values and for what is no number.
     """
     step = value
+    if _is_masked(value):
+        raise StepError("expected a step (an integer), got a masked one")
     if not isinstance(step, (int, float)) and hasattr(step, "item"):
         step = _item(value, StepError("expected one step", value))
     if isinstance(step, bool):
@@ -120,6 +122,11 @@ def as_key(name: Any, what: str = "key") -> str:
     return stripped
 
 
+def as_tracker(name: Any) -> str:
+    """Return the name of a tracker without slashes around it; "" is that of the default one."""
+    return name if isinstance(name, str) and not name else as_key(name, "tracker name")
+
+
 def as_id(sample: str) -> str:
     """Return the id of a sample, which must be a valid text; slashes around it belong to it."""
     as_key(sample, "sample id")
@@ -159,6 +166,8 @@ def as_number(value: Any, key: str) -> float:
 
 @_guarded("a number")
 def _number(value: Any, key: str) -> float:
+    if _is_masked(value):
+        raise RecordingTypeError(f"expected a number for {key!r}, got a masked one; leave out what is masked")
     if hasattr(value, "item") and hasattr(value, "shape"):
         shape = tuple(value.shape)
         value = _item(
@@ -174,6 +183,11 @@ def _number(value: Any, key: str) -> float:
     except (TypeError, ValueError):
         pass
     raise RecordingTypeError(f"expected a number for {key!r}, got {type(value).__name__} {_shown(value)}")
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether a value is one of numpy.ma: what it masks would be read as if it were there."""
+    return isinstance(value, np.ndarray) and type(value) is not np.ndarray and hasattr(value, "filled")
 
 
 def _too_large(value: Any, key: str) -> RecordingError:
@@ -238,6 +252,9 @@ def _checked(value: Any, key: str) -> tuple[Any, tuple[int, ...], str]:
         return _checked(_like(value, key), key)
     if 0 in shape:
         raise RecordingError(f"expected a non-empty tensor for {key!r}, got shape {shape}")
+    if _is_masked(value):
+        hint = "pass x.filled(0), and ~numpy.ma.getmaskarray(x) in its denominator"
+        raise RecordingTypeError(f"expected a plain array for {key!r}, got a masked one; {hint}")
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)  # not a matrix, which has two dimensions whatever is taken of it
         native = plain.astype(plain.dtype.newbyteorder("="), copy=False)

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from .clock import LATEST_US
 from .errors import ManifestError
+from .manifest import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LARGEST_NUMBER: Final = 999_999_999  # of attempts and ranks: they are parts of names
-LATEST_US: Final = 253_402_300_799_999_999  # the last moment of the year 9999
 _FILE: Final = re.compile(r"([0-9]{4}|[1-9][0-9]{4,8})\.json")
 
 
@@ -52,6 +53,8 @@ def attempt_of(path: Path, claim: dict[str, Any]) -> Attempt:
     """Return what the file of an attempt says; ManifestError where that cannot be."""
     if (number := number_of(path.name)) is None:
         raise ManifestError(f"is not named like an attempt: not read: {path}")
+    if claim.get("number", number) != number:
+        raise ManifestError(f"is a copy of the claim of attempt {claim['number']!r:.100}: not read: {path}")
     said: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         if (value := claim.get(name)) is None:
@@ -63,6 +66,15 @@ def attempt_of(path: Path, claim: dict[str, Any]) -> Attempt:
             raise ManifestError(f"expected {name} to be text, got {value!r:.100}: {path}")
         said[name] = value
     return Attempt(number, **said)
+
+
+def is_own(path: Path) -> bool:
+    """Whether the file of an attempt is no copy of another's; a damaged one is of the attempt it names."""
+    number = number_of(path.name)
+    try:
+        return read_json(path).get("number", number) == number
+    except ManifestError:
+        return True
 
 
 def number_of(name: str) -> int | None:

@@ -12,7 +12,7 @@ from .schema import NO_WINDOW, Stream
 from .segment import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -109,12 +109,13 @@ class Backlog:
         """Forget the current job."""
         self.current = None
         self.bytes -= job.nbytes
-        self.stalled = False
 
-    @property
-    def waits(self) -> bool:
-        """Whether any job is not done."""
-        return bool(self.current or self.jobs)
+    def emptied(self) -> Iterator[Job]:
+        """Yield the jobs that wait; they do no more."""
+        while self.jobs:
+            job = self.jobs.popleft()
+            self.bytes -= job.nbytes
+            yield job
 
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are, where no step was known."""

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     Own = Mapping[tuple[object, str], Masked | None]
 
-NAMES_AT_MOST: Final = 1 << 10  # of a context, the newest half stays: names made up anew must not pile up
+# Of a context: beyond, the older half goes. Names made up anew must not pile up, nor the masks under them.
+NAMES_AT_MOST: Final = 1 << 10
+BYTES_AT_MOST: Final = 32 << 20  # of masks in no window any more
+_FEW: Final = 16  # names, of which the bytes are not counted
 _OWN: ContextVar[Own] = ContextVar("areal_metrics_masks", default={})  # noqa: B039 (never mutated)
 current = _OWN.get  # the masks of this context; while it is the same object no name is bound anew
 
@@ -71,9 +74,16 @@ def bind(recorder: object, masks: Iterable[tuple[str, Masked | None]]) -> None:
     for name, masked in masks:
         own.pop((recorder, name), None)  # the newest lie at the end
         own[recorder, name] = masked
-    if len(own) > NAMES_AT_MOST:
-        own = dict(islice(own.items(), len(own) - NAMES_AT_MOST // 2, None))
+    if len(own) > NAMES_AT_MOST or (len(own) > _FEW and sum(map(_held, own.values())) > BYTES_AT_MOST):
+        own = dict(islice(own.items(), len(own) // 2, None))
     _OWN.set(own)
+
+
+def _held(masked: Masked | None) -> int:
+    """Return the bytes that nothing but the binding holds: packed, or on a device as they are."""
+    if masked is None or not masked.drained:
+        return 0
+    return masked.elements if masked.mask is not None else masked.elements // 8
 
 
 def release(recorder: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from .errors import LogError
 from .segment import Pruned
@@ -23,14 +23,16 @@ _UNITS: Final = {
 _AMOUNT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def as_bytes(given: int | str, what: str = "a payload budget") -> int:
-    """Return an amount in bytes: a positive integer, or a text such as "500MB" or "2.5 GiB"; LogError."""
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+def as_bytes(given: int | str, what: str = "a payload budget", *, least: Literal[0, 1] = 1) -> int:
+    """Return an amount in bytes: an integer of `least` or more, or a text such as "2.5 GiB"; LogError."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= least:
         return given
     match = _AMOUNT.fullmatch(given) if isinstance(given, str) else None
-    amount = float(match[1]) * _UNITS.get(match[2].lower(), 0) if match else 0
-    if amount < 1:
-        raise LogError(f"expected {what} in bytes of 1 or more, or with a unit such as '2GB', got {given!r}")
+    unit = _UNITS.get(match[2].lower()) if match else None
+    amount = float(match[1]) * unit if match and unit else -1
+    if amount < 1 and amount != least:
+        expected = f"{what} in bytes of {least} or more, or with a unit such as '2GB'"
+        raise LogError(f"expected {expected}, got {given!r}")
     return int(amount)
 
 

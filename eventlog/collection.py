@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from . import histogram
 from .frame import UNLOGGED
 
@@ -52,6 +54,25 @@ def _collect_masked(
         rows.append(found if key is None else found[chosen])
 
 
+def unlog(masks: Iterable[Masked], first_id: int) -> None:
+    """Take back that records from an id on are in the log."""
+    for masked in masks:
+        if masked.record_id >= first_id:
+            masked.record_id = UNLOGGED
+        for block in masked.blocks.values():
+            block.ids = [UNLOGGED if record >= first_id else record for record in block.ids]
+
+
+def unlogged(masks: Iterable[Masked], series: Iterable[Series], key: str | None) -> int:
+    """Count the records of one key, or of all keys, that are not in the log."""
+    found = sum(each.logged < len(each.values) for each in series if key in (None, each.spec.key))
+    for masked in masks:
+        found += masked.record_id == UNLOGGED and not masked.counted and key in (None, masked.spec.key)
+        found += sum(key in (None, spec.key) for spec, *_ in masked.pending)
+        found += sum(len(block.unlogged(key)) for block in masked.blocks.values())
+    return found
+
+
 def histograms(masks: Iterable[Masked], frame: Frame, key: str | None, found: dict[Spec, Rows]) -> None:
     """Count the values of keys of which quantiles are asked; their records are tagged with what is asked."""
     for block in (block for masked in masks for block in masked.blocks.values()):
@@ -63,6 +84,8 @@ def histograms(masks: Iterable[Masked], frame: Frame, key: str | None, found: di
 def again(masked: Masked, since_id: int) -> Masked:
     """Return a drained mask for more to be under it; one with an id below `since_id` is of another log."""
     masked.drained = False
+    if masked.mask is None and masked.selected < masked.elements:
+        masked.index = np.flatnonzero(masked.bits())
     if UNLOGGED < masked.record_id < since_id:
         masked.record_id, masked.counted = UNLOGGED, False
     return masked

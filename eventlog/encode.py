@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 for _late in ("numpy.ma", "pyarrow.compute"):
     importlib.import_module(_late)
 
-FRAME_BYTES = 64 << 20  # frames stay below this, so that nothing needs a whole window in memory
+# Frames stay below this, so that nothing needs a whole window in memory, and a commit, whose turn is between
+# two of them, waits half a second on a disk of 30 MB/s. A record in several of them costs its readers a copy.
+FRAME_BYTES = 16 << 20
 FRAME_ROWS = 1 << 17  # of records and commits
 _JOINED_BYTES = 256 << 10  # matrices below this are joined into one frame; larger ones are written uncopied
 _MOMENTS = ("present", "count", "nan", "pos_inf", "neg_inf", "int_sum", "sum", "min", "max")  # as in moments
@@ -279,8 +281,8 @@ class Commit:
     attempt: int | None
     leader: bool
     restored_step: int | None
-    epoch: int
-    epoch_step: int
+    epoch: int | None  # None: of a step that another commit is about, to which this one adds
+    epoch_step: int | None
     global_step: int
     window_first: int | None
     window_last: int | None

@@ -48,9 +48,15 @@ def watch(drain: Callable[[], None]) -> None:
     quitter = type(getattr(builtins, "exit", None))
     if quitter.__module__ == "_sitebuiltins" and not hasattr(quitter.__call__, "__wrapped__"):
         quitter.__call__ = _noted(quitter.__call__)
-    processes, finalizers = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
-    if processes is not None and finalizers is not None and processes.parent_process() is not None:
+    finalizers = sys.modules.get("multiprocessing.util")
+    if finalizers is not None and is_of_multiprocessing():
         finalizers.Finalize(None, drain, exitpriority=0)
+
+
+def is_of_multiprocessing() -> bool:
+    """Whether this process is a child of `multiprocessing`, in which its own ways of ending hold."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None
 
 
 def forget_exit() -> None:

@@ -16,7 +16,8 @@ Messages say what was expected, what came and where; a path comes last.
     │   ├── PeerError (RuntimeError)           another rank failed before or in the export
     │   ├── DesyncError (RuntimeError)         ranks are not at the same export; the channel is closed
     │   └── MergeError (ValueError)            worker exports that cannot be merged without loss
-    ├── QueryError (ValueError)            a question the log cannot answer
+    ├── QueryError (ValueError)            a question that no run can answer as it is asked
+    │   └── UnansweredError                    … that this run cannot: it lacks what is asked for
     ├── ConfigError (ValueError)           a configuration that is missing or wrong
     ├── DependencyError (ImportError)      an optional package that is needed for this is not installed
     ├── EvaluationError (ValueError)       samples or results that cannot be evaluated as they are given
@@ -55,6 +56,7 @@ __all__ = [
     "RewindError",
     "RunDirectoryError",
     "StepError",
+    "UnansweredError",
 ]
 
 
@@ -116,6 +118,10 @@ class MergeError(ReductionError, ValueError):
 
 class QueryError(ArealMetricsError, ValueError):
     """The log cannot answer the question as asked; the message says what can be asked instead."""
+
+
+class UnansweredError(QueryError):
+    """The question is a proper one, but this run has no answer: a key it lacks, values it did not keep."""
 
 
 class ConfigError(ArealMetricsError, ValueError):

@@ -13,10 +13,10 @@ import threading
 import time
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .errors import NotARunError
+from .files import fixed
 from .life import is_dead, read_end
 from .reader import RunReader, by_session
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
@@ -68,7 +68,7 @@ class Follower:
 
     def __init__(self, run_dir: str | PathLike[str], *, records: bool = True) -> None:
         self.reader: RunReader | None = None  # once there is a run
-        self._path = Path(run_dir)
+        self._path = fixed(run_dir)
         self._with_records = records
         self._sessions: dict[str, _Session] = {}
 

@@ -216,8 +216,8 @@ class Masked:
         self.own_bytes = self.row_bytes + flat.size // 8
 
     def drain(self) -> None:
-        """Forget what was exported: all that is under it, and its own count."""
-        self.counted, self.drained, self.blocks, self.block = True, True, {}, None
+        """Forget what was exported: all that is under it, its own count, what can be found again."""
+        self.counted, self.drained, self.blocks, self.block, self.index = True, True, {}, None, None
 
     @property
     def elements(self) -> int:
@@ -255,7 +255,7 @@ class Masked:
 class Series:
     """Every value of one scalar, timing or counter key in a window; the first `logged` are in the log.
 
-    `about`: the tags, as JSON, of the samples whose ids are in `samples`; None: the values are of no samples.
+    `about`: the tags, as JSON, of the samples whose ids are in `samples`, or of an evaluation; None: neither.
     """
 
     spec: Spec
@@ -317,6 +317,7 @@ class Frame:
     moments: Rows = field(default_factory=lambda: moments.empty(0))
     pieces: list[Piece] = field(default_factory=list["Piece"])
     tags: dict[int, str] = field(default_factory=dict[int, str])  # by record id, as JSON
+    own_steps: dict[str, int] = field(default_factory=dict[str, int])  # of keys measured at a step, by key
     attempt: int | None = None
     parcels: list[Parcel] = field(default_factory=list[Parcel])  # pieces that lie on devices
     _rows: list[Rows] = field(default_factory=list["Rows"])
@@ -375,10 +376,10 @@ class Frame:
             return
         if series.about is not None:
             self.tags[self._next_id] = series.about
-        self.pieces.append(SeriesPiece(self._next_id, values, times, series.samples[series.logged :]))
         self.calls.add(series.spec, times[-1], series.step, series.dtype)
         self._place(1, (len(values),), UNLOGGED)
         self._rows.append(series.moments(series.logged)[None] if series.logged else rows)
+        self.pieces.append(SeriesPiece(self._next_id - 1, values, times, series.samples[series.logged :]))
         series.logged = len(series.values)
 
     @property
@@ -390,8 +391,10 @@ class Frame:
         self.denominator_ids += [denominator_id] * n
 
     def seal(self, step: int | None) -> None:
-        """Join the moments; give `step` to the records that have none of their own."""
-        self.moments = np.concatenate(self._rows) if self._rows else moments.empty(0)
-        self._rows = []
+        """Join the moments, drop what was not added whole; `step` is for records with none of their own."""
+        self.moments, self._rows = np.concatenate([self.moments, *self._rows]), []
+        n, own = len(self.moments), self.calls
+        for column in (own.specs, own.times, own.steps, own.dtypes, self.shapes, self.denominator_ids):
+            del column[n:]
         if step is not None:
             self.calls.steps = [step if own is None else own for own in self.calls.steps]

@@ -150,12 +150,17 @@ def _interpolated(ordered: _Ordered, n: int, q: float) -> float:
 
 
 def between(below: float, above: float, part: float) -> float:
-    """Return what lies at `part` (0 to 1) of the way between two values; infinite if one has a say and is."""
+    """Return what lies at `part` (0 to 1) of the way between two values; infinite if one has a say and is.
+
+    It is reckoned from the nearer of them, as numpy does.
+    """
     if part == 0 or below == above:
         return below
-    if math.isinf(below) or math.isinf(above):  # a difference would be no number
+    if math.isinf(above - below):  # also of numbers too far apart for their difference
         return (1 - part) * below + part * above
-    return below + (above - below) * part
+    if part < 0.5:
+        return below + (above - below) * part
+    return above - (above - below) * (1 - part)
 
 
 class _Ordered:

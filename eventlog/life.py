@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from . import machine
-from .rundir import Problems, now_us
+from .clock import now_us
+from .rundir import Problems
 from .schema import Stream
 from .sealed import SILENT_SECONDS, SealedSegment
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-import warnings
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import drained, encode, ending, losses
-from .arrays import as_key, as_metric, as_step
-from .errors import ArealMetricsError, RecordingTypeError
+from . import drained, encode, ending, losses, warning
+from .arrays import as_step
+from .clock import now_us
+from .errors import ArealMetricsError
 from .options import Options, open_run, this_process
+from .patience import Patience
+from .placement import Placement, as_tags, checked
 from .rivals import rivals
 from .sampling import Sample
 from .schema import Stream
@@ -42,8 +44,8 @@ class Log:
     """
 
     def __init__(self, options: Options, *, warn_of_rivals: bool = True) -> None:
-        self.options = options
         self.run = open_run(options)
+        self.options = replace(options, run_dir=str(self.run.path))  # a forked child may be elsewhere
         self.producer = this_process(options, self.run)
         self.leader = False
         self.writer = Writer(
@@ -60,13 +62,12 @@ class Log:
         self.overflow = Spill(self._write_part, self.writer.takes, options.spill_size, seconds)
         self.writer.look = self._look
         self._begun: set[int] = set()  # windows that parts were written of
-        self._stuck_at: int | None = None  # the writer's progress when a wait for it was in vain
+        self._patience = Patience(self.writer)
         # Only now: of two processes that start together at least one sees the other's files.
         if warn_of_rivals and (others := rivals(self.run, self.producer)):
-            warnings.warn(
+            warning.warn(
                 f"role {options.role!r} rank {self.producer.rank} is recorded by another live process too "
-                f"({others[0]}); both are kept, each in files of its own",
-                stacklevel=4,
+                f"({others[0]}); both are kept, each in files of its own"
             )
         self._texts = encode.Texts()
         self._attempt = options.attempt
@@ -76,9 +77,9 @@ class Log:
         self._drained: int | None = None
         self._found: dict[int, int | None] = {}  # the attempt of the window drained last: looked up once
         self._committed = -1
-        self._lost = 0
         self._finished_before: list[int] = []  # attempts that had finished when this one was claimed
         self._tags: dict[str, Any] = {}
+        self.placement = Placement()
         self._ended = False
         self._lock = threading.Lock()
 
@@ -108,7 +109,7 @@ class Log:
         is when it began (now, if not given): a history that is imported began long ago.
         """
         info = {
-            "started_us": time.time_ns() // 1000 if started_us is None else started_us,
+            "started_us": now_us() if started_us is None else started_us,
             "host": self.producer.host,
             "pid": self.producer.pid,
             "role": self.producer.role,
@@ -161,10 +162,16 @@ class Log:
     def write(self, frame: Frame) -> None:
         """Hand over a drained window: its records, then its payload; waits (bounded) for those before."""
         ending.forget_exit()
-        self._wait(self._records_ticket, EXPORT_SECONDS)
+        try:
+            self._patience.wait(self._records_ticket, EXPORT_SECONDS)
+        finally:  # an interrupt there does not lose it
+            self._write_last(frame)
+
+    def _write_last(self, frame: Frame) -> None:
         frame.attempt = self.attempt
         with self._lock:
             self._drained, self._found = frame.window, {frame.window: frame.attempt}
+            self.placement.add(frame.own_steps)
         if len(frame) or frame.window in self._begun:
             self._begun.discard(frame.window)
             self._records_ticket = self._put(frame, last=True)
@@ -224,7 +231,7 @@ class Log:
         known = self._known_attempt or window not in self._found
         row = encode.ExportRow(
             record_id=drained.reserve_ids(1),
-            time=time.time_ns() // 1000,
+            time=now_us(),
             window=window,
             step=step,
             attempt=self.attempt if known else self._found[window],
@@ -248,7 +255,11 @@ class Log:
         )
 
     def tag(self, tags: Mapping[str, Any]) -> None:
-        """Add to the tags of this process's next commit."""
+        """Add to the tags of this process's next commit; a RecordingError for names that `note` is for."""
+        self.note(as_tags(tags))
+
+    def note(self, tags: Mapping[str, Any]) -> None:
+        """Add to those tags what an evaluator or a monitor has to say."""
         with self._lock:
             self._tags.update(tags)
 
@@ -269,10 +280,11 @@ class Log:
         back); after a loss, and past COMMIT_SECONDS, it warns, counts `not_durable` and returns False.
         `metrics` has one dict per sub-index (another process's are kept, and stand for what the leader does
         not say of the step); `time_us` is when it happened (now, if not given); `restored_step` is the
-        last_commit_step the logger was restored with.
+        last_commit_step the logger was restored with. What was measured at a step of its own is committed
+        there, see `placement`.
         """
         epoch, epoch_step, global_step = as_step(epoch), as_step(epoch_step), as_step(global_step)
-        parts = _checked(metrics)
+        parts, own = checked(metrics), as_tags(tags)
         ending.forget_exit()
         if self._finished_before and restored_step is None and self.options.resume_step is None:
             self._look_at_beginning(global_step)
@@ -282,11 +294,13 @@ class Log:
                 first = last = None
             else:
                 self._committed = last
-            number, self._commits = self._commits, self._commits + 1
-            tags, self._tags = {**self._tags, **(tags or {})}, {}
+            placed = self.placement.of(global_step, parts)
+            self.placement.clear()
+            number, self._commits = self._commits, self._commits + len(placed)
+            tags, self._tags = self._tags | own, {}
         made = encode.Commit(
             number=number,
-            time=time.time_ns() // 1000 if time_us is None else time_us,
+            time=now_us() if time_us is None else time_us,
             attempt=self.attempt,
             leader=self.leader,
             restored_step=restored_step,
@@ -295,62 +309,56 @@ class Log:
             global_step=global_step,
             window_first=first,
             window_last=last,
-            metrics=parts,
+            metrics=tuple(placed.pop(global_step)),
             tags=tags,
         )
         if first is not None and last is not None:
             self.writer.bind(first, last, global_step)
-        rows = 1 + sum(map(len, made.metrics))
-        ticket = self.writer.put(
-            Stream.COMMITS,
-            lambda: encode.in_frames(encode.commit(made)),
-            window=number,
-            first_id=number,
-            last_id=number,
-            nbytes=_ROW_BYTES * rows,
-            step=global_step,
-        )
+        ticket = self._put_commit(made)
+        bare = replace(made, epoch=None, epoch_step=None, window_first=None, window_last=None, tags=None)
+        for i, (step, found) in enumerate(sorted(placed.items()), 1):
+            late = replace(bare, number=number + i, global_step=step, metrics=tuple(found))
+            ticket = self._put_commit(late)
         durable = self._durable(ticket, global_step)
         self._tell_news()
         return durable
+
+    def _put_commit(self, made: encode.Commit) -> int:
+        return self.writer.put(
+            Stream.COMMITS,
+            lambda: encode.in_frames(encode.commit(made)),
+            window=made.number,
+            first_id=made.number,
+            last_id=made.number,
+            nbytes=_ROW_BYTES * (1 + sum(map(len, made.metrics))),
+            step=made.global_step,
+        )
 
     def _look_at_beginning(self, step: int) -> None:
         """Warn, at the first commit, of a finished run that is started again from the beginning."""
         finished, self._finished_before = self._finished_before, []
         if step > 1:  # it goes on, where the caller knows
             return
-        warnings.warn(
+        warning.warn(
             f"attempt {finished[-1]} of this run had finished; attempt {self._attempt} restored nothing and "
             f"begins at step {step}: what it trains supersedes the steps from there on. Give resume_step= or "
-            f"load the logger's state to continue, another directory for a new run: {self.run.path}",
-            stacklevel=4,
+            f"load the logger's state to continue, another directory for a new run: {self.run.path}"
         )
 
     def _tell_news(self) -> None:
         while self.writer.news:
-            warnings.warn(self.writer.news.pop(0), stacklevel=4)
-
-    def _wait(self, ticket: int, seconds: float) -> bool:
-        """Wait for the disk; one that gave no answer the last time is not waited for until it moves."""
-        if self._stuck_at == self.writer.progress:
-            seconds = 0
-        written = self.writer.wait(ticket, seconds)
-        self._stuck_at = None if written else self.writer.progress
-        return written
+            warning.warn(self.writer.news.pop(0))
 
     def _durable(self, ticket: int, step: int) -> bool:
-        written = self._wait(ticket, COMMIT_SECONDS)
-        before, self._lost = self._lost, self.writer.records_lost
-        if written and self._lost == before:
+        got = self._patience.why_not(ticket, COMMIT_SECONDS)
+        if got is None:
             return True
         self.writer.not_durable += 1
-        got = "a loss" if written else "no answer yet"
         if os.getpid() != self.producer.pid:
             got = "the log of the parent process (a forked child has its own: eventlog.current())"
-        warnings.warn(
+        warning.warn(
             f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got {got} "
-            f"({self.not_durable} such commits): {self.run.path}",
-            stacklevel=4,
+            f"({self.not_durable} such commits): {self.run.path}"
         )
         return False
 
@@ -363,7 +371,7 @@ class Log:
 
     @property
     def waited(self) -> float:
-        """Seconds that recording waited, in all, for room in the queues."""
+        """Seconds that recording waited for the disk, in all: for room in the queues, and in commits."""
         return self.writer.waited
 
     def losses(self) -> list[Loss]:
@@ -383,18 +391,3 @@ class Log:
             self.writer.news.append(f"lost, and noted nowhere else: {unsaid}: {self.run.path}")
         self._tell_news()
         return closed
-
-
-def _checked(metrics: Any) -> tuple[dict[str, float], ...]:
-    """Return the parts of a commit: names that can be written, numbers as `as_metric` keeps them."""
-    expected = "expected metrics as a list of dicts, got"
-    if not isinstance(metrics, (list, tuple)):
-        raise RecordingTypeError(f"{expected} {type(metrics).__name__}")
-    parts: list[dict[str, float]] = []
-    for part in metrics:
-        if not isinstance(part, dict):
-            raise RecordingTypeError(f"{expected} one of {type(part).__name__}")
-        for key in part:
-            as_key(key, "metric name")
-        parts.append({key: as_metric(value, key) for key, value in part.items()})
-    return tuple(parts)

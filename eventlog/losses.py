@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .schema import LossCause, Stream
-from .windows import WindowSet
+from .windows import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,10 +80,9 @@ def told(losses: Iterable[Loss]) -> str:
     lost = list(losses)
     for stream in Stream:
         own = [loss for loss in lost if loss.stream is stream]
-        steps = WindowSet({loss.step for loss in own if loss.step is not None}).runs()
-        ranges = [f"{first}-{stop - 1}" if stop - first > 1 else str(first) for first, stop in steps]
+        steps = ranges(loss.step for loss in own if loss.step is not None)
         unknown = len({loss.window for loss in own if loss.step is None})
-        words = [f"steps {', '.join(ranges)}"] if ranges else []
+        words = [f"steps {steps}"] if steps else []
         words += [f"{unknown} window{'s' * (unknown > 1)} without a step"] if unknown else []
         said += [f"{_NAMES[stream]} of {' and '.join(words)}"] if words else []
     return "; ".join(said)

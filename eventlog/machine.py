@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from .rundir import now_us
+from .clock import now_us
 
 _CLOCK_STEP: Final = 60.0  # seconds by which a clock may have been set since
 

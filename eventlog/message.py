@@ -56,9 +56,18 @@ def serialize(batch: pa.RecordBatch, stream: Stream) -> pa.Buffer:
         frame = batch.serialize()
         if is_small(stream, batch.num_rows, frame.size):
             return frame
+    return _compressed(batch, _SCHEMA_SIZES[stream])
+
+
+def compressed_frame(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return the frame of a batch, of columns of whatever version, its buffers compressed."""
+    return _compressed(batch, batch.schema.serialize().size)
+
+
+def _compressed(batch: pa.RecordBatch, schema_size: int) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    pa.ipc.new_stream(sink, schema, options=_COMPRESSED).write_batch(batch)
-    return sink.getvalue()[_SCHEMA_SIZES[stream] :]
+    pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED).write_batch(batch)
+    return sink.getvalue()[schema_size:]
 
 
 def is_small(stream: Stream, rows: int, size: int) -> bool:
@@ -72,7 +81,8 @@ class Decoder:
     def __init__(self, schema: pa.Schema, columns: Sequence[str] | None = None) -> None:
         self.schema = schema
         self._message = schema.serialize().to_pybytes()
-        empty = head(pa.RecordBatch.from_pylist([], schema=schema).serialize().to_pybytes())
+        nothing = [pa.nulls(0, field.type) for field in schema]  # `from_pylist` would import pandas
+        empty = head(pa.RecordBatch.from_arrays(nothing, schema=schema).serialize().to_pybytes())
         self._layout = empty.layout if empty else (0, 0)
         self._forms: list[_Form] = []
         self._every = columns is None

@@ -13,13 +13,13 @@ exports and commits with such a step.
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from . import process
+from . import process, warning
 from .errors import RecordingError
 from .options import ON_MISTAKE as VARIABLE
 from .options import lenient
+from .overflow import window
 from .schema import LossCause, Stream
 from .segment import Loss
 
@@ -57,11 +57,11 @@ def forgive(
 
 def _lose(key: str, refused: RecordingError) -> None:
     if (log := process.current()) is not None:
-        log.writer.lose(Loss(Stream.RECORDS, LossCause.REFUSED, rows=1, detail=f"{key}: {refused}"))
+        detail = f"{key}: {refused}"  # for this process; the files hold where it was, not what
+        log.writer.lose(Loss(Stream.RECORDS, LossCause.REFUSED, window.open, rows=1, detail=detail))
     with _lock:
         fresh = key not in _warned and len(_warned) < _WARNED_AT_MOST
         if fresh:
             _warned.add(key)
     if fresh:
-        text = f"{refused}; lost, as is whatever else is refused of {key!r} ({VARIABLE}=warn)"
-        warnings.warn(text, stacklevel=4)
+        warning.warn(f"{refused}; lost, as is whatever else is refused of {key!r} ({VARIABLE}=warn)")

@@ -256,8 +256,12 @@ def exact(row: Rows) -> float | None:
 def exacts(rows: Rows) -> list[float]:
     """Return the exact integer sums, as `exact` does."""
     sums: list[float] = rows[:, INT_SUM].tolist()
-    near = floats(rows)[:, SUM]
-    # int64 wraps around by 2**64, far more than the float sum is off: at its very edge it still tells.
-    for i in np.flatnonzero(np.abs(near - rows[:, INT_SUM]) >= 2.0**63):
-        sums[i] = float(near[i])
+    for i in wrapped(rows):
+        sums[i] = float(floats(rows)[i, SUM])
     return sums
+
+
+def wrapped(rows: Rows) -> NDArray[np.intp]:
+    """Return the rows whose exact integer sum int64 could not hold."""
+    # It wraps around by 2**64, far more than the float sum is off: at its very edge it still tells.
+    return np.flatnonzero(np.abs(floats(rows)[:, SUM] - rows[:, INT_SUM]) >= 2.0**63)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,6 +13,7 @@ from typing import Final, Literal
 from .arrays import as_int
 from .attempt import LARGEST_NUMBER
 from .budget import as_bytes
+from .clock import now_us
 from .errors import LogError
 from .overflow import ROOM, SECONDS
 from .rundir import Producer, RunDir, check_number, check_role
@@ -70,7 +70,7 @@ class Options:
     @property
     def spill_size(self) -> int:
         """How many bytes of a window are held in memory; 0: all."""
-        return 0 if self.spill_bytes in (0, "0") else as_bytes(self.spill_bytes, "spill_bytes")
+        return as_bytes(self.spill_bytes, "spill_bytes", least=0)
 
 
 def open_run(options: Options) -> RunDir:
@@ -97,7 +97,7 @@ def this_process(options: Options, run: RunDir) -> Producer:
         world_size=world_size,
         host=socket.gethostname(),
         pid=os.getpid(),
-        started_us=time.time_ns() // 1000,
+        started_us=now_us(),
     )
 
 
@@ -139,15 +139,20 @@ def integer_of(variable: str, text: str) -> int:
 
 def switch_of(variable: str, text: str) -> bool:
     """Return whether an environment variable says yes; LogError when it says neither yes nor no."""
-    word = text.strip().lower()
-    if word not in _WORDS:
+    said = yes_or_no(text) if text.strip() else False
+    if said is None:
         raise LogError(f"expected {variable} to be 1, true, yes or on, or 0, false, no or off, got {text!r}")
-    return _WORDS[word]
+    return said
+
+
+def yes_or_no(text: str) -> bool | None:
+    """Return what a word for yes or no says, in whatever case; None for any other."""
+    return _WORDS.get(text.strip().lower())
 
 
 _WORDS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off", ""), False),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 
 

@@ -6,6 +6,7 @@ another run's folders show by it, and a run whose run.json is gone keeps its nam
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .attempt import LATEST_US
+from .clock import LATEST_US
 from .errors import FormatVersionError, ManifestError
-from .files import open_file
-from .manifest import read_json
+from .files import is_there, open_file
+from .manifest import create_json, read_json
 from .schema import ENTRY_SIZE, FORMAT_MAJOR, IndexHeader, IndexRecord, crc32c
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ def settled_manifest(path: Path) -> dict[str, Any]:
         except ManifestError:
             time.sleep(0.05)
     return manifest(path)
+
+
+def said_again(path: Path, said: dict[str, Any]) -> None:
+    """Let a run.json that somebody removed say the same again; OSError where it is another run's by now."""
+    if not is_there(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_json(path, said)
+    with suppress(ManifestError, FormatVersionError):  # what cannot be read says nothing
+        if manifest(path)["id"] != said["id"]:
+            raise OSError(errno.ESTALE, "another run lies there")
 
 
 def runs_in(path: Path) -> set[str]:

@@ -16,11 +16,9 @@ import numpy as np
 from .absence import judge, judge_claims, judge_gone
 from .blocks import Sort, pieces
 from .entries import record_of
-from .errors import ManifestError
 from .files import is_there
 from .gaps import missing
 from .life import is_dead, is_over
-from .manifest import read_json
 from .rundir import Problem, Producer, RunDir, SegmentFile
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
 from .sealed import SILENT_SECONDS, SealedSegment
@@ -38,12 +36,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .entries import Entries
+    from .windows import WindowSet
 
     Frame = tuple[Producer, IndexRecord, pa.RecordBatch]
     Wanted = Callable[[str, IndexRecord], bool]
     WantedOf = Callable[[str, NDArray[Any]], NDArray[np.bool_]]
 
-MOVED: Final = "tables/moved.json"  # names the payload streams whose rows are in tables alone
 _UNLISTED: Final = 64
 
 
@@ -125,11 +123,10 @@ class RunReader:
                 if len(piece.entries):
                     yield piece.sort, Block(producer, piece.entries, piece.batch)
 
-    def leave_out(self, frames: Mapping[Path, Sequence[tuple[int, int]]]) -> None:
+    def leave_out(self, frames: Mapping[Path, WindowSet]) -> None:
         """Do not read some frames: the caller has their rows from elsewhere, and they count as good.
 
-        By stream (`SegmentFile.data`), as ranges (first, stop) of places in its index, in order. Replaces
-        what was left out before.
+        By stream (`SegmentFile.data`), their places in its index. Replaces what was left out before.
         """
         self._seen.left = frames
 
@@ -205,15 +202,8 @@ class RunReader:
             with self.opened(one, newest=one is files[-1]) as segment:
                 records = (record for _, record in segment.entries() if record)
                 pruned |= {record.last_id for record in records if record.type == RecordType.PRUNE}
-        moved = self._moved() if files else frozenset[str]()
+        moved = self.run.moved() if files else frozenset[str]()
         return pruned | {one.number for one in files if one.data.name in moved}
-
-    def _moved(self) -> frozenset[str]:
-        """Return the names of payload streams whose rows are in tables alone, as `compact` has noted."""
-        try:
-            return frozenset(read_json(self.run.path / MOVED)["streams"])
-        except (ManifestError, KeyError, TypeError):
-            return frozenset()
 
     def _opened(
         self, stream: Stream, columns: tuple[str, ...] | None = None
@@ -229,7 +219,7 @@ class RunReader:
                         gone = gone if place.file.number in gone else self.pruned(place.file)
                         if place.file.number in gone:
                             continue
-                    yield producer, segment, self._seen.left.get(segment.data_path, ())
+                    yield producer, segment, self._seen.ranges_left(segment.data_path)
 
     def _frames(self, stream: Stream, wanted: Wanted | None = None) -> Iterator[Frame]:
         for producer, segment, left in self._opened(stream):

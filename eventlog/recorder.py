@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from . import arrays, batch, binding, device, histogram, scope
+from .clock import now_us
 from .collection import again
 from .errors import RecordingError
 from .frame import FIRST_ROWS, Masked, Series, Spec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 TIMING_PREFIX = "timeperf/"
+NO_TAGS = "{}"
 _SERIES_TYPES = {Kind.SCALAR: ReduceType.SCALAR, Kind.TIMING: ReduceType.SCALAR, Kind.COUNTER: None}
 
 _process_step: int | None = None
@@ -39,10 +41,10 @@ class Recorder:
     """What one tracker recorded since the last export; `name` "" is the default tracker."""
 
     def __init__(self, name: str = "") -> None:
-        self.name = name
+        self.name = name = arrays.as_tracker(name)
         self.lock = threading.RLock()
         _recorders.add(self)
-        self._root = scope.part(name) if name else ""
+        self._root = f"{name}/" if name else ""
         self._step: int | None = None
         self.specs = Specs(name)
         self._expected: dict[Spec, int] = {}
@@ -53,6 +55,7 @@ class Recorder:
         self.kept_since: int | None = None  # the first window with records that a later export covers too
         self.room = valve.room  # bytes that it may still hold
         self.spilled = Spilled()
+        self.own_steps: dict[str, int] = {}  # of keys whose numbers were measured at a step of their own
         self.since_id = 0  # record ids below are of another log, or of none
 
     # -- names -------------------------------------------------------------------------------------
@@ -60,6 +63,11 @@ class Recorder:
     def full_key(self, key: str) -> str:
         """Return the key as it is recorded now: tracker, scope, key."""
         return self._root + scope.prefix(self) + arrays.as_key(key)
+
+    def exported_key(self, key: str) -> str:
+        """Return the key under which an export finds it: timings have no tracker and no scope."""
+        name = arrays.as_key(key)
+        return name if name.startswith(TIMING_PREFIX) else self.full_key(name)
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Record under `name/` inside the block."""
@@ -70,7 +78,7 @@ class Recorder:
         return scope.no_scope(self)
 
     def declare(self, keys: Iterable[str], spread: Spread) -> None:
-        """State how the values of keys lie on the ranks, from now on."""
+        """State how the values of keys lie on the ranks, from now on; see `Specs.declare`."""
         names = [self.full_key(key) for key in keys]
         with self.lock:
             self.specs.declare(names, spread)
@@ -83,7 +91,7 @@ class Recorder:
     def _now(self, step: Any = None) -> tuple[int, int | None]:
         """Return the time of a call (UTC µs) and its step, unless that is given."""
         own = _process_step if self._step is None else self._step
-        return time.time_ns() // 1000, own if step is None else arrays.as_step(step)
+        return now_us(), own if step is None else arrays.as_step(step)
 
     # -- verbs -------------------------------------------------------------------------------------
 
@@ -190,19 +198,26 @@ class Recorder:
         *,
         tags: Mapping[str, Any] | None = None,
         step: Any = None,
+        since: int | None = None,
     ) -> None:
         """Append numbers measured on samples, by sample id; exported as those of `scalar` are.
 
         `tags` is what else is known of all of them, as JSON takes it; `step` the step of the model that was
-        measured. Without values the key is known all the same, as it is on ranks that have some.
+        measured: it is that of these numbers alone. Without values the key is known all the same, as it is on
+        ranks that have some. An equal number that `scalar` appended `since` then (UTC µs) is the same one.
         """
         full = self.full_key(key)
         checked = {arrays.as_id(each): arrays.as_scalar(value, full) for each, value in values.items()}
-        now, step = self._now(step)
+        own = None if step is None else arrays.as_step(step)
+        now, step = self._now(own)
         about = json.dumps(dict(tags or {}), sort_keys=True)
         with self.lock:
             spec = self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR)
             self.specs.claim([spec])
+            if own is not None:
+                self.own_steps[full] = own
+            if since is not None:
+                self._take_back(spec, checked.values(), since)
             series = self.series.setdefault((spec, step, about), Series(spec, step, about))
             for each, value in checked.items():
                 series.append(value, now)
@@ -211,12 +226,47 @@ class Recorder:
         if self.room < 0:
             self.room = valve.release(self)
 
+    def _take_back(self, spec: Spec, values: Iterable[float], since: int) -> None:
+        """Drop, once each, numbers that are recorded by sample now; what is in the log already stays."""
+        wanted = Counter(values)
+        for identity, series in [*self.series.items()]:
+            if series.spec is not spec or series.about is not None or series.late:
+                continue
+            for at in range(len(series.values) - 1, series.logged - 1, -1):
+                if series.times[at] >= since and wanted[series.values[at]] > 0:
+                    wanted[series.values[at]] -= 1
+                    del series.values[at], series.times[at]
+                    self.room += NUMBER_BYTES
+            if not series.values:
+                del self.series[identity]
+
+    def measured(self, values: Mapping[str, Any], step: Any) -> None:
+        """Append numbers of a whole evaluation of the model as of a step, which is that of these alone."""
+        at, (now, _) = arrays.as_step(step), self._now()
+        read = list(self._read(values, arrays.as_scalar))
+        with self.lock:
+            specs = [self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR) for full, _ in read]
+            self.specs.claim(specs)
+            for spec, (full, value) in zip(specs, read, strict=True):
+                self.own_steps[full] = at
+                self.series.setdefault((spec, at, NO_TAGS), Series(spec, at, NO_TAGS)).append(value, now)
+
     def sampled(self, key: str) -> bool:
         """Whether the window has the key by sample."""
         full = self.full_key(key)
         with self.lock:
-            held = (s.about is not None and s.spec.key == full for s in self.series.values())
+            held = (s.spec.key == full and _of_samples(s) for s in self.series.values())
             return full in self.spilled.sampled or any(held)
+
+    def held(self, key: str) -> Spec | None:
+        """Return what the window has the key as; None where it has not."""
+        with self.lock:
+            return self.specs.held(self.full_key(key))
+
+    def own_step(self, key: str) -> int | None:
+        """Return the step of which the window has the key, where that was given for the key itself."""
+        with self.lock:
+            return self.own_steps.get(self.full_key(key))
 
     def timing(self, key: str, seconds: float | device.Lap) -> None:
         """Append a duration in seconds under "timeperf/", whatever the scope and tracker."""
@@ -260,6 +310,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self.masks, self.series, self._latest, self.kept_since = [], {}, {}, None
+        self.own_steps = {}
         self.spilled, self.room, self._known = Spilled(), valve.room, binding.NOWHERE
         self.specs.forget()
 
@@ -285,6 +336,7 @@ class Recorder:
         self.series = {identity: s for identity, s in self.series.items() if s.spec.key != key}
         self.spilled.forget_key(key)
         self.specs.forget_key(key)
+        self.own_steps.pop(key, None)
 
     def let_go(self, masks: Iterable[Masked], series: Iterable[tuple[Spec, int | None, str | None]]) -> None:
         """Drop what was spilled; its masks stay usable."""
@@ -293,8 +345,12 @@ class Recorder:
         self.masks = [masked for masked in self.masks if not masked.drained]
         for identity in series:
             gone = self.series.pop(identity)
-            if gone.about is not None:
+            if _of_samples(gone):
                 self.spilled.sampled.add(gone.spec.key)
+
+
+def _of_samples(series: Series) -> bool:
+    return series.about is not None and len(series.samples) == len(series.values)
 
 
 def set_step(step: Any) -> None:

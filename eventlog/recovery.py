@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -13,7 +14,7 @@ import pyarrow as pa
 from .absence import claimants
 from .attempt import attempt_of
 from .errors import LogError, ManifestError, RunDirectoryError
-from .files import is_folder, is_there
+from .files import appearing, is_there
 from .judge import Judge
 from .manifest import read_json, write_json
 from .reader import RunReader, SessionState, by_session
@@ -23,7 +24,6 @@ from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 from .shortfall import bound
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator, Sequence
 
     from .rescue import Progress
@@ -174,17 +174,24 @@ def recover(
     derived tables are left behind. `kept(segment, place)` has the rows of frames of payload that cannot be
     read, as tables hold them (`aggregator.recover` gives it): without it payload that compaction left in
     tables alone is counted as discarded.
-    RunDirectoryError when `into` is not empty, or cannot be written; NotARunError, FormatVersionError.
+    `into` appears when it is complete. RunDirectoryError when it is not empty, or cannot be written;
+    NotARunError, FormatVersionError.
     """
-    reader = RunReader(Path(run_dir))
+    reader, target = RunReader(Path(run_dir)), Path(into).absolute()
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(reader.run.path)):
+        raise RunDirectoryError(f"expected a directory outside the run to recover into: {into}")
     try:
-        return _recovered(reader, _target(reader.run.path, Path(into)), kept, progress)
+        with appearing(target) as unfinished:
+            files = _recovered(reader, unfinished, kept, progress)
+        return Recovery(reader.run.path, Path(into), files)
     except OSError as error:
         got = f"{error.strerror or error}: {error.filename or into}"
         raise RunDirectoryError(f"expected to write a copy of the run, got {got}") from error
 
 
-def _recovered(reader: RunReader, target: Path, kept: Kept | None, progress: Progress | None) -> Recovery:
+def _recovered(
+    reader: RunReader, target: Path, kept: Kept | None, progress: Progress | None
+) -> list[SalvageReport]:
     producers = reader.producers()
     files = [_save_manifest(reader, target, producers), *_save_attempts(reader, target)]
     states = {state.producer.session: state for state in reader.sessions()}
@@ -198,7 +205,7 @@ def _recovered(reader: RunReader, target: Path, kept: Kept | None, progress: Pro
         for who in _claimed(reader.run, states):
             with suppress(LogError):  # a name that no process can have
                 files += Rescue(reader, target, judge, meter, who, kept).save([], SessionState(who))
-    return Recovery(reader.run.path, target, [*files, *_left(reader, files)])
+    return [*files, *_left(reader, files)]
 
 
 def _claimed(run: RunDir, sessions: Iterable[str]) -> Iterator[Producer]:
@@ -220,17 +227,6 @@ def _left(reader: RunReader, files: Iterable[SalvageReport]) -> Iterator[Salvage
         ):
             told.add(path.with_suffix(""))
             yield SalvageReport(path, path.parts[0], discarded=1, reasons=(str(problem),))
-
-
-def _target(run: Path, into: Path) -> Path:
-    if is_there(into) and not (is_folder(into) and not any(into.iterdir())):
-        raise RunDirectoryError(
-            f"expected a new or an empty directory to recover into, got files in it: {into}"
-        )
-    if into.resolve().is_relative_to(run.resolve()):
-        raise RunDirectoryError(f"expected a directory outside the run to recover into: {into}")
-    into.mkdir(parents=True, exist_ok=True)
-    return into
 
 
 def _save_manifest(reader: RunReader, target: Path, producers: Sequence[Producer]) -> SalvageReport:

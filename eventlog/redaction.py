@@ -17,7 +17,7 @@ _SECRET_NAME: Final = re.compile(
     r"|(?:^|_)(?:wandb|swanlab|openai|anthropic|gemini|google|azure|aws|s3|oss|hf|hub|huggingface|github|gitlab|slack"
     r"|sentry|comet|neptune|mlflow|clearml|deepseek|dashscope|moonshot|mistral|cohere|groq|together|serper|tavily"
     r"|auth|master|license|webhook)_keys?$"
-    r"|(?:^|_)(?:token|secret|secrets|pass|password|passwords|passwd|passphrase|pwd|credential|credentials|auth"
+    r"|(?:^|_)(?:token|secret|secrets|pass|password|passwords|passwd|passphrase|pwd|pw|credential|credentials|auth"
     r"|authorization|cookie|cookies)$"
     r"|(?:^|_)(?:apikey|authkey|bearer|pass_word|passcode)$"
 )
@@ -31,8 +31,8 @@ _SECRET_TEXTS: Final = re.compile(
     r"^tokens$|^(?:\w+_)?(?:api|access|auth|hf|hub|user|refresh|bearer|secret)_tokens$"
 )
 _SECRET_VALUE: Final = re.compile(
-    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"
-    r"|\bhf_[A-Za-z0-9]{16,}"
+    r"\b(?:sk|pk|rk|xai|tvly|nvapi|pypi)-[A-Za-z0-9_-]{16,}"
+    r"|\b(?:hf|gsk|r8|npm|dop_v1)_[A-Za-z0-9]{16,}|\bya29\.[A-Za-z0-9_-]{16,}|\bSG\.[\w-]{16,}\.[\w-]{16,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
     r"|(?<=hooks\.slack\.com/)[A-Za-z0-9_/-]+|(?<=/api/webhooks/)[A-Za-z0-9_/-]+"
@@ -41,11 +41,11 @@ _SECRET_VALUE: Final = re.compile(
     r"|\bwandb_v\d_[A-Za-z0-9_]{16,}|\blocal-[0-9a-f]{40}\b"
     r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|(?<=\bBearer )\S+"
-    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+    r"|(?<=\bBearer )\S+|(?<=\bbearer )[A-Za-z0-9._~+/-]{16,}"
+    r"|(?<=://)[^/\s:@]*:[^/\s]+(?=@)|(?<=\bhttp://)[^/\s:@]+(?=@)|(?<=\bhttps://)[^/\s:@]+(?=@)"
 )
 _ASSIGNED: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|:\s+))(?=\S)"
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|\s?:\s+))(?=\S)"
 )
 _VALUE: Final = re.compile(
     r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\[[^\]]*\]|\{[^}]*\}|[^\s,;&]+", re.DOTALL
@@ -60,6 +60,7 @@ _HEADER: Final = re.compile(
 _SIGNED: Final = re.compile(
     r"(?P<before>[?&](?:[\w-]*-)?(?:sig|signature|credential)=)[^&\s\"']+", re.IGNORECASE
 )
+_NETRC: Final = re.compile(r"(?P<before>\blogin\s+\S+\s+password\s+)\S+")
 _LOGIN: Final = re.compile(  # of curl; `docker run -u 1000:1000` is none
     r"(?P<before>(?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s+|=)[\"']?[^\s:\"']+:)(?!\d+(?!\S))[^\s\"']+"
 )
@@ -88,10 +89,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def _snake(name: str) -> str:
-    """Return a name in lower case with "_" between its words, without a number behind them (but pass_1)."""
-    snake = (
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").replace(".", "_").lower().strip("_")
-    )
+    """Return a name in lower case with "_" between its words, without what says nothing of it behind them.
+
+    That is a number (but of pass_1), or that there is a value, or are several.
+    """
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    snake = re.sub(r"(?<=\w)_(?:value|list)s?$", "", re.sub(r"[-.]", "_", apart).lower().strip("_"))
     plain = re.sub(r"_?\d+$", "", snake)
     return snake if plain.endswith("pass") else plain
 
@@ -106,10 +109,20 @@ def _redact(value: Any, depth: int) -> Any:
     if depth > _DEEPEST:
         return f"<{type(value).__name__}>"
     if (named := _named(value)) is not None:
-        return {str(key): _redact_named(str(key), inner, depth + 1) for key, inner in named.items()}
+        texts = {_text(key): inner for key, inner in named.items()}
+        called = texts.get("name", texts.get("key"))  # of {name: HF_TOKEN, value: …}, as containers have it
+        if isinstance(called, str) and "value" in texts:
+            texts["value"] = _redact_named(called, texts["value"], depth + 1)
+        return {name: _redact_named(name, inner, depth + 1) for name, inner in texts.items()}
     if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "ListConfig":
         return _redact_list(list(value), depth + 1)
     return _redact_text(str(value))
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, tuple):
+        return "/".join(map(_text, key))
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
 
 
 def _named(value: Any) -> Mapping[Any, Any] | None:
@@ -135,6 +148,8 @@ def _redact_named(name: str, value: Any, depth: int) -> Any:
 
 
 def _redact_list(values: list[Any], depth: int) -> list[Any]:
+    if len(values) == 2 and isinstance(values[0], str) and is_secret_name(values[0]):  # a name and its value
+        return [values[0], _redact_named(values[0], values[1], depth)]
     options = [
         isinstance(v, str) and v.startswith("-") and "=" not in v and is_secret_name(v) for v in values
     ]
@@ -153,7 +168,7 @@ def _without_login(before: Any, value: Any) -> Any:
 
 
 def _redact_text(text: str) -> str:
-    for pattern in (_HEADER, _SIGNED, _LOGIN):
+    for pattern in (_HEADER, _SIGNED, _NETRC, _LOGIN):
         text = pattern.sub(rf"\g<before>{REDACTED}", text)
     text = _SECRET_VALUE.sub(REDACTED, text)
     return _OPTION.sub(_redact_option, _redact_assigned(text))

@@ -67,8 +67,14 @@ class Rescue:
     def save(self, files: Sequence[SegmentFile], state: SessionState | None) -> list[SalvageReport]:
         """Save every stream, the records first: by their ids the payload's windows are known."""
         found: list[SalvageReport] = []
-        if not self._reader.run.owns(self._producer.run):
-            return [self._left_out(file, f"is of another run, {self._producer.run}") for file in files]
+        who = self._producer
+        if not self._reader.run.owns(who.run):
+            return [self._left_out(file, f"is of another run, {who.run}") for file in files]
+        if files and (files[0].role, files[0].rank) != (who.role, who.rank):  # they were copied there
+            return [
+                self._left_out(file, f"is of session {who.session} of {who.role}-{who.rank}")
+                for file in files
+            ]
         gone = absent(self._reader.run, files, state) if state else []
         files = sorted([*files, *gone], key=lambda file: file.order)
         for stream, some in groupby(files, lambda file: file.stream):
@@ -81,7 +87,8 @@ class Rescue:
                 every.append(file)
             if not every:
                 continue
-            pruned = {gone.number for gone in state.prunes} if state else set[int]()
+            prunes = state.prunes if state and stream is Stream.PAYLOAD else ()
+            pruned = {prune.number for prune in prunes}
             planner = Planner(stream, self._judge, self._window_of, self._target, self._kept)
             plans = [self._plan(planner, file, pruned, state) for file in every]
             if state and state.ended:

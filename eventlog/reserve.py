@@ -47,14 +47,12 @@ class Reserve:
         self._size -= _SLICE
         return True
 
-    def release(self) -> bool:
-        """Give the space back; return whether there was any."""
+    def release(self) -> None:
+        """Give the space back, for good."""
         fd, self._fd = self._fd, None
-        if fd is None:
-            return False
-        with suppress(OSError):
-            os.close(fd)
-        return True
+        if fd is not None:
+            with suppress(OSError):
+                os.close(fd)
 
 
 def _fill(fd: int, nbytes: int) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from .clock import now_us
 from .life import read_end
 from .machine import runs
-from .rundir import Producer, RunDir, SegmentFile, now_us
 from .schema import Stream
 from .sealed import SILENT_SECONDS
+
+if TYPE_CHECKING:
+    from .rundir import Producer, RunDir, SegmentFile
 
 
 def rivals(run: RunDir, producer: Producer) -> list[str]:

@@ -11,12 +11,12 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .attempt import LARGEST_NUMBER, Attempt, attempt_of, number_of
+from .attempt import LARGEST_NUMBER, Attempt, attempt_of, is_own, number_of
+from .clock import now_us
 from .errors import LogError, ManifestError, NotARunError, RunDirectoryError
-from .files import is_folder, is_link, is_there, why_no_run
+from .files import fixed, is_folder, is_link, is_there, why_no_run
 from .manifest import create_json, read_json, write_json
 from .origin import manifest, runs_in, settled_manifest
 from .redaction import redact_sensitive_config
@@ -24,11 +24,13 @@ from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 OUTCOMES: Final = ("finished", "exception", "signal")
 _MOST_OF_DETAIL: Final = 500
 _LONGEST_DETAIL: Final = 10_000  # cut before secrets are looked for: far behind what is shown
 _OWN_ENTRIES: Final = {"run.json", "attempts", "events", "commits", "cursors", "tables", "tensorboard"}
+_MOVED: Final = "tables/moved"
 _ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _SEGMENT_FILE = re.compile(
@@ -36,11 +38,6 @@ _SEGMENT_FILE = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START_FORMAT: Final = "%Y%m%dT%H%M%S.%fZ"
-
-
-def now_us() -> int:
-    """Return the time, UTC microseconds."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +156,13 @@ def check_number(number: int, what: str) -> int:
 
 
 class RunDir:
-    """A run directory. `manifest` is what run.json says, None when only frames are left of the run."""
+    """A run directory, where it lay at first. `manifest` is what run.json says, None when that is lost."""
 
     def __init__(self, path: Path, manifest: dict[str, Any] | None) -> None:
         self.path = path
         self.manifest = manifest
         self.found = Problems()
+        self._claimed: set[int] = set()  # attempts whose files were found to be their own
         self._said: set[str] | None = None  # the runs that the segments say, once that was asked
 
     @classmethod
@@ -173,7 +171,7 @@ class RunDir:
 
         NotARunError when other things lie there, ManifestError and FormatVersionError as `open`.
         """
-        path = Path(path)
+        path = fixed(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
@@ -202,7 +200,7 @@ class RunDir:
 
         NotARunError when nothing of a run is there, FormatVersionError when it is of a newer major version.
         """
-        path = Path(path)
+        path = fixed(path)
         has_frames = any(is_folder(path / name) for name in _ROOTS)
         if not is_there(path / "run.json"):
             if not has_frames:
@@ -255,8 +253,12 @@ class RunDir:
         return sorted(found, key=lambda attempt: attempt.number)
 
     def newest_attempt(self) -> int | None:
-        """Return the highest claimed number; one look at the directory."""
-        return max(self._attempt_numbers(), default=None)
+        """Return the highest claimed number; one look at the directory, and one at a new claim."""
+        for number in sorted(self._attempt_numbers(), reverse=True):
+            if number in self._claimed or is_own(self.attempt_path(number)):
+                self._claimed.add(number)
+                return number
+        return None
 
     def claim_attempt(self, info: dict[str, Any], number: int | None = None) -> int:
         """Claim the next number (or the given one) for the caller; no two processes get the same.
@@ -267,7 +269,7 @@ class RunDir:
         """
         told = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
         claim = redact_sensitive_config(told)
-        newest = self.newest_attempt()
+        newest = max(self._attempt_numbers(), default=None)
         free = itertools.count(0 if newest is None else newest + 1) if number is None else [number]
         check_number(newest + 1 if number is None and newest is not None else number or 0, "an attempt")
         try:
@@ -318,6 +320,18 @@ class RunDir:
         return SegmentFile(
             folder, stream, producer.role, producer.rank, producer.started_us, producer.session, number
         )
+
+    def moved_mark(self, file: SegmentFile) -> Path:
+        """Return the file that is there when the rows of a payload segment are in tables alone."""
+        return self.path / _MOVED / f"{file.data.name}.json"
+
+    def moved(self) -> frozenset[str]:
+        """Return the names of the payload segments whose rows are in tables alone."""
+        try:
+            listed = read_json(self.path / f"{_MOVED}.json")["streams"]  # where they once had no mark each
+        except (ManifestError, KeyError):
+            listed = []
+        return frozenset([*listed, *(mark.stem for mark in self.json_files(_MOVED))])
 
     def segments(self, *streams: Stream) -> list[SegmentFile]:
         """Return the segments that are there now, all or those of some streams, producer by producer."""

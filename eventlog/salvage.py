@@ -1,8 +1,7 @@
 """What can be saved of a segment, decided without trusting a byte that no checksum vouches for.
 
 Frames that the index seals are taken when they are good. Where the index is damaged or lost the stream is
-walked by the heads of its messages, which is safe with any bytes; what such a message holds a `Judge` finds
-out.
+walked by the heads of its messages, which is safe with any bytes; a `Judge` finds out what those hold.
 """
 
 from __future__ import annotations
@@ -367,7 +366,10 @@ def _write(plan: Plan, source: Source, copy: SegmentFile, producer: Producer) ->
         place += data.write(schema)
         for piece in plan.pieces:
             record = piece.record
-            if piece.at is not None and not plan.tombstone:
+            if plan.tombstone and record.type == RecordType.FRAME:  # behind the schema of this copy
+                record = replace(record, offset=place)
+                place += record.length
+            elif piece.at is not None:
                 frame = _bytes_at(plan, piece, source)
                 crc = crc32c(frame)
                 if len(frame) < record.length or (piece.sealed and crc != record.crc):

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from .entries import Entries
+    from .windows import WindowSet
 
 
 class Seen:
     """Frames by their stream and their place in its index."""
 
     def __init__(self) -> None:
-        self.left: Mapping[Path, Sequence[tuple[int, int]]] = {}  # out: ranges (first, stop) of places
+        self.left: Mapping[Path, WindowSet] = {}  # out, by place
         self._read: dict[Path, bytearray] = {}  # by place
         self._bad: set[tuple[Path, int]] = set()
 
@@ -35,7 +36,11 @@ class Seen:
 
     def is_left(self, path: Path, slot: int) -> bool:
         """Whether a frame is left out."""
-        return any(first <= slot < stop for first, stop in self.left.get(path, ()))
+        return slot in self.left.get(path, ())
+
+    def ranges_left(self, path: Path) -> list[tuple[int, int]]:
+        """Return the ranges (first, stop) of places that are left out, in order."""
+        return self.left[path].runs() if path in self.left else []
 
     def is_read(self, path: Path, slot: int) -> bool:
         """Whether a frame was read."""
@@ -52,6 +57,6 @@ class Seen:
         known = ~run.frames | unread
         read = np.frombuffer(self._read.get(path, b""), np.bool_)[run.first :]
         known[: len(read)] |= read[: len(known)]
-        for first, stop in self.left.get(path, ()):
+        for first, stop in self.ranges_left(path):
             known[max(0, first - run.first) : max(0, stop - run.first)] = True
         return bool(known.all())

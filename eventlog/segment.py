@@ -10,9 +10,11 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import extent
+from .clock import now_us
+from .files import is_gone, sync_folder
 from .machine import here
 from .parts import size
-from .rundir import Producer, SegmentFile, now_us
+from .rundir import Producer, SegmentFile
 from .schema import (
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -92,7 +94,7 @@ class Loss:
 class Told(NamedTuple):
     """What a process says of itself with its signs of life."""
 
-    waited_us: int = 0  # how long its callers waited for room
+    waited_us: int = 0  # how long its callers waited
     not_durable: int = 0  # commits that were not on disk when they returned
     payload: int = 0  # segments of payload it has begun, and of commits …
     commits: int = -1  # … -1: it does not say
@@ -205,7 +207,7 @@ class SegmentWriter:
         self._room = extent.Room() if file.stream is Stream.PAYLOAD else None
         self._uid = os.urandom(16)
         self._salt = crc32c(self._uid)
-        self._created: list[Path] = []
+        self._created: list[tuple[Path, int]] = []  # and which file it is
         self._descriptors: list[int] = []
         header = IndexHeader(
             file.stream, file.number & 0xFFFF, self._uid, FINGERPRINTS[file.stream], now_us()
@@ -224,7 +226,7 @@ class SegmentWriter:
     def _create(self, path: Path) -> int:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._descriptors.append(fd)
-        self._created.append(path)
+        self._created.append((path, os.fstat(fd).st_ino))
         return fd
 
     def append(self, parts: list[Part], said: FrameInfo) -> None:
@@ -234,7 +236,8 @@ class SegmentWriter:
         self._seal(parts, said)
         self.frames += 1
         self.rows += said.rows
-        self.windows = said.window if self.frames == 1 else self.windows[0], said.window
+        if said.window >= 0:
+            self.windows = said.window if self.windows[0] < 0 else self.windows[0], said.window
         self.said.clear()
         self.stays = True
 
@@ -255,9 +258,8 @@ class SegmentWriter:
         """Note a loss."""
         cause, rows = int(loss.cause), min(loss.rows, 0xFFFFFFFF)
         steps = (0, -1) if loss.step is None else (loss.step, loss.step)
-        self._note(
-            IndexRecord(RecordType.LOSS, loss.window, 0, cause, 0, *steps, length=loss.bytes, rows=rows)
-        )
+        window = NO_WINDOW if loss.cause is LossCause.REFUSED else loss.window  # which is whole without it
+        self._note(IndexRecord(RecordType.LOSS, window, 0, cause, 0, *steps, length=loss.bytes, rows=rows))
         if not self.frames:
             self.said.append(loss)
 
@@ -285,8 +287,13 @@ class SegmentWriter:
         _sync(self._index)
         self.unsynced = 0
         if not self._named:
-            _sync_folder(self.file.folder)
+            sync_folder(self.file.folder)
             self._named = True
+
+    def is_gone(self) -> bool:
+        """Whether somebody removed the files, or moved them elsewhere."""
+        named = zip(self._created, self._descriptors, strict=True)
+        return any(is_gone(path, inode, fd) for (path, inode), fd in named)
 
     def finish(self, told: Told | None = None) -> bool:
         """Write the end record, and close as `close` does; whether the disk took the record."""
@@ -302,7 +309,7 @@ class SegmentWriter:
         with suppress(OSError):
             self.close()
         if not self.stays:
-            for path in reversed(self._created):  # the index last: a stream without one is damage
+            for path, _ in reversed(self._created):  # the index last: a stream without one is damage
                 with suppress(OSError):
                     path.unlink()
 
@@ -339,13 +346,5 @@ def loss_of(stream: Stream, record: IndexRecord) -> Loss:
     known = record.cause in set(LossCause)
     cause = LossCause(record.cause) if known else record.cause
     step = record.first_id if record.first_id == record.last_id else None
-    return Loss(stream, cause, record.window, record.rows, record.length, step=step)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every file system knows it
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    detail = "recording mistakes: its process warned of the keys" if cause is LossCause.REFUSED else ""
+    return Loss(stream, cause, record.window, record.rows, record.length, detail, step)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from .origin import said_again
 from .schema import LossCause, Stream
 from .segment import Loss, SegmentWriter, Told
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     from .budget import Budget
     from .rundir import Producer, RunDir
+
+
+_MOVED: Final = "files of the run were removed or moved while it is recorded, it goes on in new ones"
 
 
 class Segments:
@@ -44,6 +48,7 @@ class Segments:
         self._owe = owe
         self._open: dict[Stream, SegmentWriter] = {}
         self._numbers = dict.fromkeys(Stream, 0)
+        self.moved = False  # somebody removed the run's files, or moved them elsewhere
 
     def of(self, stream: Stream, size: int = 0, told: Told | None = None) -> SegmentWriter:
         """Return the segment that `size` more bytes go into; OSError when one cannot be begun."""
@@ -63,6 +68,8 @@ class Segments:
         return fresh
 
     def _begin(self, stream: Stream) -> SegmentWriter:
+        if self._run.manifest:
+            said_again(self._run.path / "run.json", self._run.manifest)
         file = self._run.segment(stream, self._producer, self._numbers[stream])
         self._numbers[stream] += 1
         try:
@@ -89,7 +96,7 @@ class Segments:
                 left.append(loss)
         return left
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: Stream, *, gone: bool = False) -> None:
         """Leave a segment as it is after a failure; an empty one is removed and its number used again."""
         if (segment := self._open.pop(stream, None)) is None:
             return
@@ -97,8 +104,19 @@ class Segments:
         if not segment.stays:
             self._numbers[stream] -= 1
             self._owe(segment.said)
-        elif stream is Stream.PAYLOAD:
+        elif stream is Stream.PAYLOAD and not gone:
             self._budget.keep(segment)
+
+    def miss(self, *streams: Stream) -> str | None:
+        """Leave what somebody removed or moved, if so of some streams; return what the user is told, once."""
+        if not any(each and each.is_gone() for each in map(self._open.get, streams)):
+            return None
+        told, self.moved = self.moved, True
+        for segment in [each for each in self._open.values() if each.is_gone()]:
+            self.leave(segment.file.stream, gone=True)
+            if segment.stays:
+                self._count(segment, "removed or moved", size=segment.size, rows=segment.rows)
+        return None if told else _MOVED
 
     def sync(self, *streams: Stream) -> None:
         """Bring what was written of some streams to the disk."""
@@ -139,8 +157,8 @@ class Segments:
             self._count(segment, error)
             return False
 
-    def _count(self, segment: SegmentWriter, error: OSError) -> None:
+    def _count(self, segment: SegmentWriter, what: object, *, size: int | None = None, rows: int = 0) -> None:
         first, last = segment.windows
-        detail = f"{error}, windows {first} to {last} may be damaged: {segment.file.data}"
-        stream, size = segment.file.stream, segment.unsynced
-        self._lose(Loss(stream, LossCause.PREVIOUS_SEGMENT, bytes=size, detail=detail))
+        detail = f"{what}, windows {first} to {last} may be lost: {segment.file.data}"
+        stream, size = segment.file.stream, segment.unsynced if size is None else size
+        self._lose(Loss(stream, LossCause.PREVIOUS_SEGMENT, rows=rows, bytes=size, detail=detail))

@@ -108,11 +108,27 @@ class Specs:
         """The window holds nothing of one key any more."""
         self._taken = {spec for spec in self._taken if spec.key != key}
 
+    def held(self, key: str) -> Spec | None:
+        """Return what the window has a full key as; None where it has not."""
+        return next((spec for spec in self._taken if spec.key == key), None)
+
     def declare(self, keys: Collection[str], spread: Spread) -> None:
-        """State how the values of full keys lie on the ranks, from now on."""
-        self._spread.update(dict.fromkeys(keys, spread))
-        self._specs = {identity: spec for identity, spec in self._specs.items() if identity[0] not in keys}
-        self._settled = {spec for spec in self._settled if spec in self._taken or spec.key not in keys}
+        """State how the values of full keys lie on the ranks, from now on.
+
+        A RecordingError, with which nothing changes, for a key that the window holds as something else.
+        """
+        changed = {key for key in keys if self._spread.get(key, Spread.SHARDS) is not spread}
+        if not changed:
+            return
+        for key in sorted(changed.intersection(spec.key for spec in self._taken)):
+            got = self._spread.get(key, Spread.SHARDS).value
+            raise RecordingError(
+                f"expected {key!r} to be declared before it is recorded, or after its export, got "
+                f"{spread.value} for what is recorded as {got}"
+            )
+        self._spread.update(dict.fromkeys(changed, spread))
+        self._specs = {identity: spec for identity, spec in self._specs.items() if identity[0] not in changed}
+        self._settled = {spec for spec in self._settled if spec.key not in changed}
         self._under = {}
 
     def trim(self) -> bool:

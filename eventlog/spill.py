@@ -9,18 +9,19 @@ in another order, and no longer be equal to the bit.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from . import moments
+from . import moments, warning
+from .clock import now_us
 from .collection import collect, histograms
 from .drained import ids_for, reserve_ids
-from .frame import UNLOGGED, Frame, Masked
+from .frame import UNCOUNTED, UNLOGGED, Frame, Masked
 from .overflow import ENDLESS, ROOM, Spilled, valve, window
 from .recorder import recorders
 from .reduction import Spread
-from .settlement import DeviceBlock
+from .settlement import DeviceBlock, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .frame import Series, Spec
     from .moments import Rows
     from .recorder import Recorder
+
+LEAVE_SECONDS: Final = 1.0  # how long the end waits for trackers that are in use
 
 
 class Spill:
@@ -67,11 +70,61 @@ class Spill:
         with recorder.lock, window.lock:
             self._take(recorder)
 
+    def leave(self) -> None:
+        """Write down what no export took, at the end of the log: in a window that stays incomplete.
+
+        The recorders keep it: what is exported later, without a log or into the next one, is all of it. What
+        lies on a device is not waited for (see `leave_late`), and a tracker that is in use not for long.
+        """
+        if valve.spill != self.take:
+            return
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for recorder in recorders():
+            if recorder.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                try:
+                    self._leave(recorder)
+                except Exception as error:  # noqa: BLE001 - the log has to end
+                    what = f"what tracker {recorder.name!r} did not export"
+                    warning.warn(f"expected to write down {what}, got {type(error).__name__}: {error}")
+                finally:
+                    recorder.lock.release()
+
+    def leave_late(self, aside: Callable[[Callable[[], None]], None]) -> None:
+        """Write down what lies on devices too; `aside` waits for them, a bounded time."""
+        late = [recorder for recorder in recorders() if _is_late(recorder)]
+        if valve.spill != self.take or not late:
+            return
+        failed: list[Exception] = []
+
+        def wait_for_devices() -> None:
+            for recorder in late:
+                if recorder.lock.acquire(timeout=LEAVE_SECONDS):
+                    try:
+                        settle(recorder.masks, recorder.series.values())
+                    except Exception as error:  # noqa: BLE001 - said below
+                        failed.append(error)
+                    finally:
+                        recorder.lock.release()
+
+        aside(wait_for_devices)
+        self.leave()
+        if any(map(_is_late, late)):
+            got = f"{type(failed[0]).__name__}: {failed[0]}" if failed else "no answer"
+            warning.warn(f"expected a device to give what it did not export before the log ends, got {got}")
+
+    def _leave(self, recorder: Recorder) -> None:
+        masks = [masked for masked in recorder.masks if masked.selected != UNCOUNTED]
+        series = [each for each in recorder.series.values() if not each.late]
+        with window.lock:
+            frame = _collected(recorder, masks, series)[0]
+            if len(frame):
+                self._write(frame)
+
     def look(self) -> None:
         """Spill what has grown old. Called by the writer, which all wait for: so it waits for nobody."""
         if valve.spill != self.take:
             return
-        before = time.time_ns() // 1000 - self._microseconds
+        before = now_us() - self._microseconds
         for recorder in recorders():
             if not recorder.lock.acquire(blocking=False):
                 continue
@@ -94,19 +147,27 @@ class Spill:
         series = {name: each for name, each in recorder.series.items() if _is_complete(each)}
         if not masks and not series:
             return
-        frame = Frame(window.open, ids_for(masks, len(series)))
-        specs: list[Spec] = []
-        rows: list[Rows] = []
-        collect(masks, series.values(), frame, None, specs, rows)
-        counts: dict[Spec, Rows] = {}
-        if recorder.specs.asks:
-            histograms(masks, frame, None, counts)
-        frame.seal(None)
-        recorder.spilled.add(specs, np.concatenate([moments.empty(0), *rows]), counts)
+        frame, specs, rows, counts = _collected(recorder, masks, list(series.values()))
+        recorder.spilled.add(specs, rows, counts)
         recorder.let_go(masks, series)
         if len(frame):
             recorder.kept_since = frame.window if recorder.kept_since is None else recorder.kept_since
             self._write(frame)
+
+
+def _collected(
+    recorder: Recorder, masks: list[Masked], series: list[Series]
+) -> tuple[Frame, list[Spec], Rows, dict[Spec, Rows]]:
+    """Return a part of the open window: its frame, and specs, moments and histograms of all that is in it."""
+    frame = Frame(window.open, ids_for(masks, len(series)))
+    specs: list[Spec] = []
+    rows: list[Rows] = []
+    counts: dict[Spec, Rows] = {}
+    collect(masks, series, frame, None, specs, rows)
+    if recorder.specs.asks:
+        histograms(masks, frame, None, counts)
+    frame.seal(None)
+    return frame, specs, np.concatenate([moments.empty(0), *rows]), counts
 
 
 def begin_log(recorder: Recorder) -> dict[str, int]:
@@ -124,6 +185,12 @@ def begin_log(recorder: Recorder) -> dict[str, int]:
         for series in recorder.series.values():
             series.logged = 0
     return gone
+
+
+def _is_late(recorder: Recorder) -> bool:
+    """Whether something that was recorded still lies on a device."""
+    masks, series = list(recorder.masks), list(recorder.series.values())
+    return any(m.pending or m.selected == UNCOUNTED for m in masks) or any(each.late for each in series)
 
 
 def _is_ready(masked: Masked) -> bool:

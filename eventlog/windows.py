@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WindowSet(AbstractSet[int]):
-    """A set of window numbers kept as runs, so that a hundred thousand in a row cost what one costs."""
+    """A set of numbers, of windows or places, as runs: a hundred thousand in a row cost what one costs."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._starts: list[int] = []
@@ -85,6 +85,17 @@ class WindowSet(AbstractSet[int]):
         other = WindowSet()
         other._starts, other._stops = self._starts.copy(), self._stops.copy()
         return other
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return a set of numbers in words: "12-15, 20"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 class Completeness:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 
 from . import parts, priority
-from .backlog import Backlog, Change, Job
+from .backlog import Job
 from .budget import Budget
 from .errors import LogError, RunDirectoryError
 from .extent import NoRoomError
 from .losses import Losses
 from .notes import Notes
+from .queues import Queues
 from .schema import NO_WINDOW, SCHEMAS, LossCause, Stream
 from .segment import FrameInfo, Told
 from .segments import Segments
@@ -26,6 +27,7 @@ from .segments import Segments
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .backlog import Backlog
     from .message import Message
     from .rundir import Producer, RunDir
     from .segment import Loss, Pruned, SegmentWriter
@@ -62,18 +64,15 @@ class Writer:
         """
         if fsync not in (False, True, "periodic", "commit"):
             raise LogError(f"expected fsync of False, 'periodic' or 'commit', got {fsync!r}")
-        self.waited = 0.0  # seconds that callers waited for room
         self.not_durable = 0  # commits, as the log counts them
-        self.progress = 0  # how much of what was put is written or lost
         self.news: list[str] = []  # for the user, each thing once
         self.look: Callable[[], None] = lambda: None  # called by the thread with each sign of life
         self._run = run
         self._producer = producer
         self._fsync = "commit" if fsync is True else fsync
         self._block_seconds = block_seconds
-        self._changed = Change()
-        self._urgent = Backlog(records_queue_bytes)
-        self._payload = Backlog(payload_queue_bytes)
+        self._queues = Queues(records_queue_bytes, payload_queue_bytes)
+        self._changed = self._queues.changed
         self._tickets = 0
         self._lost = Losses()
         self._budget = Budget(payload_budget)
@@ -124,9 +123,10 @@ class Writer:
         wake the thread: it comes with the next put, when it is waited for, or within IDLE_SECONDS. `step` is
         what a loss will be listed under, as is the window, or, of what is of none, the one it is `about`.
         """
-        queue = self._payload if stream is Stream.PAYLOAD else self._urgent
+        own = threading.current_thread() is self._thread  # it alone makes room
         with self._changed:
-            fits = self._wait_for_room(queue, nbytes)
+            queue = self._queues.of(stream)
+            fits = self._queues.room(queue, nbytes, 0 if own else self._block_seconds, lambda: self._closing)
             self._tickets += 1
             job = Job(self._tickets, stream, encode, window, first_id, last_id, nbytes, last, step, about)
             if self._closing:
@@ -139,51 +139,38 @@ class Writer:
                     self._changed.notify_all()
             return job.ticket
 
-    def _wait_for_room(self, queue: Backlog, nbytes: int) -> bool:
-        if queue.fits(nbytes) or queue.stalled or threading.current_thread() is self._thread:
-            return queue.fits(nbytes)
-        self._changed.notify_all()
-        began = time.monotonic()
-        fits = self._changed.until(lambda: queue.fits(nbytes) or self._closing, self._block_seconds)
-        self.waited += time.monotonic() - began
-        queue.stalled = not fits
-        return fits
-
     def takes(self, nbytes: int) -> bool:
         """Whether so many bytes of any stream fit into its queue now."""
-        return self._urgent.fits(nbytes) and self._payload.fits(nbytes)
+        return self._queues.takes(nbytes)
 
     def wait(self, ticket: int, timeout: float) -> bool:
         """Whether, within `timeout` seconds, all records and commits up to the ticket are written or lost.
 
         They are on the file when `records_lost` has not grown since before they were put.
         """
-
-        def done() -> bool:
-            oldest = self._urgent.oldest()
-            return oldest is None or oldest > ticket
-
         with self._changed:
-            if not done():
-                self._changed.notify_all()
-            return not self._abandoned and self._changed.until(done, timeout)
+            return not self._abandoned and self._queues.written(ticket, timeout)
 
     def flush(self, timeout: float) -> bool:
         """Whether, within `timeout` seconds, everything put so far is written or lost, payload included."""
-
-        def done() -> bool:
-            return self._urgent.oldest() is None and self._payload.oldest() is None
-
         with self._changed:
-            self._changed.notify_all()
-            return self._changed.until(done, timeout)
+            return self._queues.empty(timeout)
 
     def bind(self, first: int, last: int, step: int) -> None:
         """Say which step the windows `first` to `last` are: what is lost of them is listed under it."""
         with self._changed:
-            for queue in (self._urgent, self._payload):
-                queue.bind(first, last, step)
+            self._queues.bind(first, last, step)
             self._lost.bind(first, last, step)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that callers waited, for room or for what they had put."""
+        return self._queues.waited
+
+    @property
+    def progress(self) -> int:
+        """How much of what was put is written or lost: frames and jobs."""
+        return self._queues.progress
 
     @property
     def closed(self) -> bool:
@@ -236,21 +223,19 @@ class Writer:
 
     def _give_up(self) -> None:
         self._timed_out = True
-        for queue in (self._urgent, self._payload):
+        for queue in self._queues:
             if queue.current:  # may still arrive: nothing is said on the disk
                 loss = queue.current.loss(LossCause.CLOSE_TIMED_OUT, "was being written")
                 self._lost.count(loss, owed=False)
-            while queue.jobs:
-                job = queue.jobs.popleft()
-                queue.bytes -= job.nbytes
+            for job in queue.emptied():
                 self._lose_job(job, LossCause.CLOSE_TIMED_OUT)
         self._changed.notify_all()
 
     def abandon(self) -> None:
         """In a forked child: forget the queue and the files, which are the parent's. It takes no lock."""
-        self._changed = Change()
+        self._queues = Queues(0, 0)
+        self._changed = self._queues.changed
         self._closing = self._finished = self._abandoned = True
-        self._urgent, self._payload = Backlog(0), Backlog(0)
         self._lost = Losses()
         self._notes.forget()
         self._segments.forget()
@@ -262,7 +247,8 @@ class Writer:
     def _lose(self, loss: Loss) -> None:
         with self._changed:
             first = self._lost.count(loss)
-        if first and loss.stream is Stream.PAYLOAD:  # a commit tells of records
+        moved = self._segments.moved and loss.cause is LossCause.PREVIOUS_SEGMENT  # told by itself
+        if first and loss.stream is Stream.PAYLOAD and not moved:  # a commit tells of records
             cause = LossCause(loss.cause).name.replace("_", " ").lower()
             self.news.append(
                 f"values were lost ({cause}), records stay; later ones are counted: {self._run.path}"
@@ -280,28 +266,30 @@ class Writer:
         self._notes.begin()
         while True:
             with self._changed:
-                queue = self._next()
+                queue = self._queues.next(0 if self._closing else IDLE_SECONDS)
                 if queue is None and self._closing:
                     break
-            if queue and (job := queue.current):
-                self._write(job)
-                if self._lost.owed:  # before the caller goes on
-                    self._tend()
-                with self._changed:
-                    queue.done(job)
-                    self.progress += 1
-                    self._changed.tell()
-                del job  # what it holds is needed no more
+            if queue and queue.current:
+                self._do(queue, queue.current)
             self._tend()
         self._finish()
 
-    def _next(self) -> Backlog | None:
-        """Take a job and return its queue, if need be after waiting a while for one."""
-        if not (self._urgent.jobs or self._payload.jobs or self._closing):
-            self._changed.wait(IDLE_SECONDS)
-        return next((queue for queue in (self._urgent, self._payload) if queue.take()), None)
+    def _do(self, queue: Backlog, job: Job) -> None:
+        self._write(job)
+        if self._lost.owed:  # before the caller goes on
+            self._tend()
+        with self._changed:
+            self._queues.done(queue, job)
+
+    def _go_between(self) -> None:
+        """Between two frames of payload: what is urgent does not wait for a whole window, nor do others."""
+        while job := self._queues.take_urgent():
+            self._do(self._queues.urgent, job)
+        self._tend()
 
     def _write(self, job: Job) -> None:
+        if job.stream is Stream.COMMITS:  # what it says is written must be there
+            self._miss(Stream.RECORDS, Stream.COMMITS)
         try:
             held = None
             for batch in job.encode():
@@ -351,9 +339,13 @@ class Writer:
                     return False
         job.rows_written += batch.num_rows
         job.bytes_written += size
-        self._advance(job.stream, job.window, last=said.last)
+        with self._changed:
+            self._advance(job.stream, job.window, last=said.last)
+            self._queues.moved(self._queues.of(job.stream))
         if self._lost.owed:  # the disk takes something: nobody knows for how long
             self._notes.write()
+        if job.stream is Stream.PAYLOAD and not final:
+            self._go_between()
         return True
 
     def _advance(self, stream: Stream, window: int, *, last: bool = False) -> None:
@@ -378,8 +370,9 @@ class Writer:
             self._next_beat = now + HEARTBEAT_SECONDS
             self._notes.begin()
             self.look()
+            self._miss(*Stream)
             try:
-                queued = self._urgent.bytes + self._payload.bytes
+                queued = sum(each.bytes for each in self._queues)
                 self._segments.of(Stream.RECORDS).heartbeat(queued, self._told())
             except OSError:
                 self._segments.leave(Stream.RECORDS)
@@ -387,6 +380,10 @@ class Writer:
                 self._segments.sync(*Stream)
         if self._lost.owed:
             self._notes.write(every=beats)
+
+    def _miss(self, *streams: Stream) -> None:
+        if said := self._segments.miss(*streams):
+            self.news.append(f"{said}: {self._run.path}")
 
     def _told(self) -> Told:
         begun = (self._segments.begun(stream) for stream in (Stream.PAYLOAD, Stream.COMMITS))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .account import Report
-    from .backends import configured, open_backend
+    from .backends import backend_options, configured, open_backend
     from .backends.base import Backend, Capabilities, RunInfo
     from .backends.contract import BackendContract, RewriterContract
     from .backends.memory import MemoryBackend
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .console import print_stats, tabulate_stats
     from .imports import Imported, import_history
     from .logger import StatsLogger
-    from .player import play
+    from .player import check_apart, play
     from .statistics import check_stats
     from .status import Status
     from .steps import Order
@@ -48,6 +48,8 @@ _HOMES = {
     "TrackioConfig": "config",
     "VersionInfo": "version",
     "WandBConfig": "config",
+    "backend_options": "backends",
+    "check_apart": "player",
     "check_stats": "statistics",
     "configured": "backends",
     "follow": "tail",
@@ -79,6 +81,8 @@ __all__ = [
     "TrackioConfig",
     "VersionInfo",
     "WandBConfig",
+    "backend_options",
+    "check_apart",
     "check_stats",
     "configured",
     "follow",

@@ -20,7 +20,10 @@ class Report:
     folded:   values that a later commit of the same step, or a later row of the same commit, gives again: of
               these the last is told
     untold:   histograms that the target cannot show
-    partial:  statistics of values that are not all kept in the payload: told from those that are, if any
+    partial:  statistics of values that are not all kept in the payload: told from those that are, if any;
+              with source="recomputed" also metrics that were committed and cannot be recomputed: not told
+    uncommitted: windows of a run that has ended and never committed a metric, so that there is nothing to
+              tell; source="recomputed" tells those that were recorded with a step
     problems: damage found in the log as it was read, which may have cost any of the rest
 
     `superseded_steps`, `refused_steps`, `withheld_steps` and `kept_steps` name them: "12-15, 20".
@@ -38,6 +41,7 @@ class Report:
     folded: int = 0
     untold: int = 0
     partial: int = 0
+    uncommitted: int = 0
     superseded_steps: str = ""
     refused_steps: str = ""
     withheld_steps: str = ""
@@ -52,6 +56,6 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether the target now holds all that was selected, of a log without damage."""
+        """Whether the target now holds all that was selected, of a log that has it and no damage."""
         lacking = self.refused or self.withheld or self.kept or self.untold or self.partial
-        return not (lacking or self.problems)
+        return not (lacking or self.uncommitted or self.problems)

@@ -7,7 +7,9 @@ whatever was not seen to be told counts as untold.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -35,12 +37,13 @@ class Telling:
     def of(cls, given: dict[str, Any]) -> Telling:
         """Return what `as_dict` has made of one; KeyError, TypeError for what is none."""
         keys = given["keys"]
+        keys = json.loads(keys) if isinstance(keys, str) else keys
         words = (str(given[name]) for name in ("chosen", "added", "named"))
         return cls(*words, keys=None if keys is None else tuple(map(str, keys)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for a file."""
-        keys = None if self.keys is None else list(self.keys)
+        """Return it for a file; the names in one word, since it is written with every row."""
+        keys = None if self.keys is None else _in_a_word(self.keys)
         return {"chosen": self.chosen, "added": self.added, "named": self.named, "keys": keys}
 
     def is_as(self, other: Telling) -> bool:
@@ -57,6 +60,11 @@ class Telling:
 
 
 PLAIN: Final = Telling()
+
+
+@lru_cache(maxsize=16)
+def _in_a_word(names: tuple[str, ...]) -> str:
+    return json.dumps(names, separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -173,6 +181,17 @@ class Acknowledged:
         self._begun()
         return all(self._spans_of(row, attempt, time) for attempt, time in _commits(row).items())
 
+    def holds(self, row: Row) -> bool:
+        """Whether some of a row was told, however it was, as far as is known for certain."""
+        names = [None if telling.keys is None else set(telling.keys) for telling in self.tellings]
+        return any(
+            span.attempt == attempt
+            and span.holds(attempt, row.step, time)
+            and _meet(names[span.telling], row)
+            for attempt, time in _commits(row).items()
+            for span in self.spans
+        )
+
     def passes(self, row: Row) -> bool:
         """Whether a row was told; it then lies beside the next one."""
         self._begun()
@@ -236,6 +255,10 @@ class Acknowledged:
                 or self.tellings[span.telling].includes(row, self.tellings[self._now])
             )
         ]
+
+
+def _meet(names: set[str] | None, row: Row) -> bool:
+    return names is None or not names.isdisjoint(row.metrics)
 
 
 def _commits(row: Row) -> Mapping[int, float]:

@@ -7,12 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from eventlog import errors
+from eventlog import errors, ranges
 
 from .account import Report
 from .acknowledged import PLAIN
 from .backends.base import (
     capabilities_of,
+    is_anothers,
     name_of,
     standing,
     store_for,
@@ -21,7 +22,7 @@ from .backends.base import (
     with_lineage,
 )
 from .cursor import known_as
-from .steps import Gate, Order, named
+from .steps import Gate, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,15 @@ class Commits(Protocol):
         """Yield one row per commit."""
         ...
 
+    def taken_back(self) -> Iterator[Row]:
+        """Yield what is not told any more, and nothing replaces."""
+        ...
+
+
+def left_behind(story: Commits, cursor: Cursor) -> set[int]:
+    """Return the steps of which a target that takes nothing back still shows what was taken back since."""
+    return {row.step for row in story.taken_back() if cursor.told.holds(row)} - cursor.refused
+
 
 class Appending:
     """Tells one append-only target what lies above the step it holds."""
@@ -67,6 +77,11 @@ class Appending:
         if not self._dry_run:
             self._backend.open(self._run)
         try:
+            if is_anothers(self._backend, self._run):
+                raise errors.ConfigError(
+                    f"expected a run of {name_of(self._backend)} that nothing but this run was told (with a "
+                    f"name or id of its own, or as a new run), got another's: {target_of(self._backend)}"
+                )
             self._can = capabilities_of(self._backend)
             self._store = store_for(self._backend, self._cursors, beside=self._run.path / "cursors")
             self._cursor, last = self._begin()
@@ -80,6 +95,7 @@ class Appending:
                 else:
                     self._deliver(gate.put(commit))
             self._deliver(gate.close())
+            self._withheld |= left_behind(story, self._cursor)
         finally:
             if not self._dry_run:
                 self._backend.close()
@@ -88,7 +104,7 @@ class Appending:
     def _begin(self) -> tuple[Cursor, int | None]:
         """Return the cursor and the highest step the target holds; a dry run believes the cursor."""
         if not self._dry_run or self._run.fresh:
-            return standing(self._backend, self._store, fresh=self._run.fresh, telling=self._telling)
+            return standing(self._backend, self._store, self._run, telling=self._telling)
         called: Any = getattr(
             self._backend, "called", None
         )  # a service, which is not asked, has no target yet
@@ -164,7 +180,7 @@ class Appending:
             folded=story.counts.folded,
             untold=self._untold,
             superseded_steps=story.counts.superseded_steps,
-            refused_steps=named(self._refused),
-            withheld_steps=named(self._withheld),
+            refused_steps=ranges(self._refused),
+            withheld_steps=ranges(self._withheld),
             dry_run=self._dry_run,
         )

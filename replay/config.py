@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from eventlog import errors, redact_sensitive_config
@@ -107,19 +108,23 @@ def resolve(config: Any) -> StatsLoggerConfig:
     """Return the checked logger's config of an experiment's config (its `stats_logger`), or of a bare one.
 
     Any object or mapping with these names is taken. Names missing in the logger's part are looked up in the
-    experiment's. ConfigError names what is missing or invalid.
+    experiment's. ConfigError names what is missing or invalid, and what a mapping has beside these names: a
+    mistyped one would switch a tracker off. Objects may have more fields, as AReaL's do.
     """
     experiment = _plain(config)
-    own = _plain(_get(experiment, "stats_logger", None) or experiment)
+    given = _plain(entry(experiment, "stats_logger", experiment))
+    own = given or experiment
+    if given:
+        _check_part("stats_logger", own, StatsLoggerConfig)
     resolved = StatsLoggerConfig(
+        wandb=_section("wandb", WandBConfig, entry(own, "wandb", None)),
+        swanlab=_section("swanlab", SwanlabConfig, entry(own, "swanlab", None)),
+        tensorboard=_section("tensorboard", TensorBoardConfig, entry(own, "tensorboard", None)),
+        trackio=_section("trackio", TrackioConfig, entry(own, "trackio", None)),
+        on_rewind=_typed("on_rewind", entry(own, "on_rewind", None), str) or "warn",
         experiment_name=_required("experiment_name", own, experiment),
         trial_name=_required("trial_name", own, experiment),
-        fileroot=_required("fileroot", own, experiment, _get(experiment, "cluster", None)),
-        wandb=_section("wandb", WandBConfig, _get(own, "wandb", None)),
-        swanlab=_section("swanlab", SwanlabConfig, _get(own, "swanlab", None)),
-        tensorboard=_section("tensorboard", TensorBoardConfig, _get(own, "tensorboard", None)),
-        trackio=_section("trackio", TrackioConfig, _get(own, "trackio", None)),
-        on_rewind=_typed("on_rewind", _get(own, "on_rewind", None), str) or "warn",
+        fileroot=_required("fileroot", own, experiment, entry(experiment, "cluster", None)),
     )
     _check(resolved)
     return resolved
@@ -166,35 +171,29 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     own = root.get("stats_logger") if isinstance(root, dict) else None
     if not isinstance(own, dict):
         raise errors.ConfigError(f"expected the key stats_logger, got {sorted(map(str, root or ()))}: {path}")
-    _refuse_unknown("stats_logger", own, StatsLoggerConfig)
-    for name, kind in _SECTIONS.items():
-        _refuse_unknown(f"stats_logger.{name}", {} if own.get(name) is None else own[name], kind)
     return resolve(root)
 
 
-_SECTIONS: Final = {
-    "wandb": WandBConfig,
-    "swanlab": SwanlabConfig,
-    "tensorboard": TensorBoardConfig,
-    "trackio": TrackioConfig,
-}
+def entry(config: Any, name: str, default: Any) -> Any:
+    """Return what a mapping or an object has under a name."""
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
 
 
 def _plain(config: Any) -> Any:
-    """Return OmegaConf's objects as dicts, in which a missing value reads as missing."""
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
-        return omegaconf.OmegaConf.to_container(config, resolve=True)
-    return config
-
-
-def _get(config: Any, name: str, default: Any) -> Any:
-    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+    """Return what is OmegaConf's as dicts, or as objects where it has the fields of some class."""
+    module = sys.modules.get("omegaconf")
+    if module is None or not module.OmegaConf.is_config(config):
+        return config
+    omegaconf = module.OmegaConf
+    if not omegaconf.is_dict(config):
+        return omegaconf.to_container(config, resolve=True)
+    read = {key: MISSING if omegaconf.is_missing(config, key) else _plain(config[key]) for key in config}
+    return read if omegaconf.get_type(config) is dict else SimpleNamespace(**read)
 
 
 def _required(name: str, *configs: Any) -> str:
     for config in configs:
-        value = _get(config, name, None)
+        value = entry(config, name, None)
         if value in (None, "", MISSING):
             continue
         if not isinstance(value, (str, os.PathLike)):
@@ -205,10 +204,9 @@ def _required(name: str, *configs: Any) -> str:
 
 def _section(name: str, kind: type[_Section], given: Any) -> _Section:
     made, types = kind(), get_type_hints(kind)
-    if isinstance(given, (str, bytes, int, float, list, tuple, set)):
-        _refuse_unknown(f"stats_logger.{name}", given, kind)
+    _check_part(f"stats_logger.{name}", given, kind)
     for each in fields(kind):
-        value = _get(given, each.name, MISSING)
+        value = entry(given, each.name, MISSING)
         if not (isinstance(value, str) and value == MISSING):
             setattr(made, each.name, _typed(f"{name}.{each.name}", value, types[each.name]))
     return made
@@ -260,12 +258,16 @@ def _check(config: StatsLoggerConfig) -> None:
     log_root(config)
 
 
-def _refuse_unknown(where: str, given: Any, kind: type) -> None:
+def _check_part(where: str, given: Any, kind: type) -> None:
+    """ConfigError for a mapping with names that mean nothing here, and for what has no names at all."""
     known = [each.name for each in fields(kind)]
-    if not isinstance(given, Mapping):
+    if isinstance(given, (str, bytes, int, float, list, tuple, set)):
         raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {given!r}")
-    if unknown := sorted(set(map(str, given)) - set(known)):
-        raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}")
+    unknown = sorted(set(map(str, given)) - set(known)) if isinstance(given, Mapping) else []
+    if unknown:
+        near = dict.fromkeys(name for each in unknown for name in get_close_matches(each, known, 1))
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise errors.ConfigError(f"expected {where} with {', '.join(known)}, got {', '.join(unknown)}{hint}")
 
 
 def _user() -> str:

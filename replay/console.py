@@ -1,16 +1,14 @@
-"""What is shown on a terminal: metrics as a table, progress; names are never read as markup."""
+"""What is shown on a terminal: metrics as a table; names are never read as markup."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Mapping
 
 
 def tabulate_stats(data: Mapping[str, float], col: int = 4, floatfmt: str = ".4e") -> str:
@@ -45,19 +43,6 @@ def say(text: str, *, file: TextIO | None = None) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         stream.flush()
-
-
-@contextmanager
-def progress_bar(name: str, total: int, *, shown: bool) -> Generator[Callable[[int], None]]:
-    """Show how much of `total` is done, on standard error if that is a terminal; yields what to tell it."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda _: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _padded(cell: str, widths: list[int], at: int) -> str:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 import eventlog
-from eventlog import errors
+from eventlog import errors, ranges
 
 from .acknowledged import PLAIN, Acknowledged, Span, Telling
-from .steps import named, numbered
+from .steps import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,9 +76,9 @@ class Cursor:
         """Return the cursor of a run that goes on for this one: what this one took is not told there."""
         return replace(self.copy(), target=target, last_step=None, run_id=None)
 
-    def cut(self, last: int) -> None:
+    def cut(self, last: int, *, believed: bool = True) -> None:
         """Believe a target that holds nothing above `last`, and all up to it where nothing else is known."""
-        if not self.told.spans and last >= 0:
+        if believed and not self.told.spans and last >= 0:
             self.told.believe(last, time.time())
         self.told.cut(last)
         if self.last_step is not None:
@@ -261,8 +261,8 @@ def _written(cursor: Cursor) -> dict[str, Any]:
         "last_step": cursor.last_step,
         "tellings": [telling.as_dict() for telling in cursor.told.tellings],
         "told": [span.as_list() for span in cursor.told.spans],
-        "refused": named(cursor.refused),
-        "unsure": named(cursor.unsure),
+        "refused": ranges(cursor.refused),
+        "unsure": ranges(cursor.unsure),
         "run_id": cursor.run_id,
     }
 

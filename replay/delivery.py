@@ -16,13 +16,13 @@ from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog import errors
+from eventlog import errors, ranges
 
 from .acknowledged import PLAIN
 from .backends.base import Rewriter, capabilities_of, name_of, target_of, tell_surely, with_lineage
 from .ledger import Ledger
 from .status import Notice, Renewal, Status
-from .steps import DEFAULT_WAIT, Gate, Order, Row, named
+from .steps import DEFAULT_WAIT, Gate, Order, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,8 @@ class Delivery:
         can, last = self._capabilities, self._ledger.last
         # A target for which a gap that is not at its end can never be filled.
         self._appends = can.order is not Order.ANY and not isinstance(backend, Rewriter)
-        self._fills = self._appends and can.lasts and not keeps and self._ledger.told_before
+        fills = (self._appends or can.rewinds) and can.lasts and not keeps
+        self._fills = fills and self._ledger.told_before
         self._gate = Gate(can.order, last_step=last, wait=wait)
         self._ready: deque[Row | Notice | Renewal] = deque()
         self._changed = threading.Condition()
@@ -98,8 +99,11 @@ class Delivery:
         self._thread = threading.Thread(target=self._work, name=f"areal-metrics-{self.name}", daemon=True)
         self._thread.start()
 
-    def tell(self, row: Row) -> bool:
-        """Hand over the metrics of one commit, at once; False when the target cannot take all of them."""
+    def tell(self, row: Row, *, late: bool = False) -> bool:
+        """Hand over the metrics of one commit, at once; False when the target cannot take all of them.
+
+        `late`: they were measured at an earlier step than the commit's, which is no reason to begin anew.
+        """
         if self._keeps and self._was_refused(row.step):
             self.refused.add(row.step)
             return True
@@ -107,7 +111,7 @@ class Delivery:
             self.skipped.add(row.step)
             return True
         with self._changed:
-            if self._renews and not self._gate.takes(row):
+            if self._renews and not late and not self._gate.takes(row):
                 self._renew(row.step)
             before = self._gate.withheld
             self._enqueue(self._gate.put(row, time.monotonic()))
@@ -155,7 +159,7 @@ class Delivery:
                 waiting=sum(isinstance(item, Row) for item in self._ready),
                 off=self._off,
                 error=self._error,
-                withheld_steps=named(self._withheld_steps() | self.refused),
+                withheld_steps=ranges(self._withheld_steps() | self.refused),
                 unconfirmed=self._unconfirmed,
             )
 
@@ -263,11 +267,16 @@ class Delivery:
             self._unconfirmed = 0
 
     def _fill(self, row: Row) -> None:
-        """Tell from the log what the target lacks between its last step and the first of this lifetime."""
-        self._fills, last = False, self._ledger.last
-        since = None if last is None else last + 1
-        if self._story is None or (since or 0) >= row.step:
+        """Tell from the log what the target lacks between its last step and the first of this lifetime.
+
+        One that takes steps in any order may also lack some before its last: as many as waited for it.
+        """
+        any_order, last = self._gate.order is Order.ANY, self._ledger.reached
+        since = 0 if last is None else last + 1
+        self._fills = any_order and row.step < since  # a late row, or one that goes back: not yet
+        if self._story is None or row.step <= since:
             return
+        since = max(0, since - QUEUE_ROWS) if any_order else since
         try:
             before = [told for told in self._story(since) if told.step < row.step]
         except Exception as error:  # noqa: BLE001  (a log in whatever state)
@@ -275,7 +284,7 @@ class Delivery:
             self._say("hole", f"what it lacks below step {row.step} cannot be read from the log: {error}")
             return
         lacking = [told for told in before if not self._ledger.knows(told)]
-        if steps := named(told.step for told in lacking):
+        if steps := ranges(told.step for told in lacking):
             _log.info("%s: did not get steps %s before: they are told from the log", self.name, steps)
         for told in lacking:
             self._deliver(told)

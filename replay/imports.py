@@ -13,20 +13,20 @@ import shutil
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from eventlog import Log, Options, as_key, as_metric, as_step, errors
+from aggregator import progress_bar
+from eventlog import Log, Options, as_key, as_metric, as_step, errors, is_time
 
+from .backends.base import check_installed
 from .backends.directory import MARKER
 from .backends.tensorboard_file import EventFile, scalars
 from .backends.wandb_file import WandbFile
 from .backends.wandb_names import names
-from .console import progress_bar
 
 if TYPE_CHECKING:
     import os
@@ -95,7 +95,7 @@ def import_history(
     """Make a run directory of a history that another tracker kept; it appears when it is complete.
 
     `kind` is tensorboard or wandb, seen from the files if not given; `progress` shows a bar on a terminal.
-    ConfigError where there is nothing to import, or more than one run; RunDirectoryError where `run_dir`
+    NotARunError where there is nothing to import, or more than one run; RunDirectoryError where `run_dir`
     holds something already or cannot be written.
     """
     place, target = Path(source), Path(run_dir)
@@ -104,10 +104,7 @@ def import_history(
     kind = kind or _kind(place)
     if kind not in KINDS:
         raise errors.ConfigError(f"expected a history of {' or '.join(KINDS)}, got {kind!r}")
-    if find_spec(kind) is None:
-        raise errors.BackendMissingError(
-            f"expected the package {kind}, got none: pip install 'areal-metrics[{kind}]'"
-        )
+    check_installed(kind)
     history = (_tensorboard if kind == "tensorboard" else _wandb)(place)
     building = target.with_name(f".{target.name}.areal-import")
     try:
@@ -116,7 +113,7 @@ def import_history(
             attempts = _write(history, building, advance)
         if not attempts:
             others = f"only {', '.join(list(history.left_out)[:5])}" if history.left_out else "nothing"
-            raise errors.ConfigError(f"expected a history with numbers, got {others}: {place}")
+            raise errors.NotARunError(f"expected a history with numbers, got {others}: {place}")
         if target.exists():
             target.rmdir()
         building.rename(target)
@@ -146,13 +143,13 @@ def _kind(place: Path) -> str:
         return "tensorboard"
     below = _below(place)
     hint = f"; its runs lie in {', '.join(below[:5])}" if below else ""
-    raise errors.ConfigError(f"expected event files or a wandb run, got neither{hint}: {place}")
+    raise errors.NotARunError(f"expected event files or a wandb run, got neither{hint}: {place}")
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _write(history: _History, folder: Path, advance: Callable[[int], None]) -> int:
+def _write(history: _History, folder: Path, advance: Callable[[int], object]) -> int:
     """Write every lifetime as an attempt; return how many had something to tell."""
     attempts = done = 0
     for life in history.lifetimes:
@@ -160,13 +157,14 @@ def _write(history: _History, folder: Path, advance: Callable[[int], None]) -> i
         first = next(rows, None)
         if first is None:
             continue
+        started = life.started if life.started and is_time(life.started) else first[1]
         resume = life.resume_step if life.resume_step is not None else first[0]
         log = Log(
             Options(str(folder), role="import", rank=0, resume_step=resume if attempts else None),
             warn_of_rivals=False,
         )
         try:
-            log.claim_attempt(config=life.config, started_us=round((life.started or first[1]) * 1e6))
+            log.claim_attempt(config=life.config, started_us=round(started * 1e6))
             for step, time, metrics in chain([first], rows):
                 if not log.commit(0, 0, step, [metrics], time_us=round(time * 1e6)):
                     raise errors.RunDirectoryError(f"expected step {step} on disk, got a loss: {folder}")
@@ -181,8 +179,13 @@ def _write(history: _History, folder: Path, advance: Callable[[int], None]) -> i
 
 def _fitting(history: _History, rows: Iterable[Row]) -> Iterator[Row]:
     """Yield what a run can hold, and count all of it."""
+    before, untimed = 0.0, list[str]()
     for step, time, given in rows:
         metrics: dict[str, float] = {}
+        if not is_time(time):
+            untimed.append(f"expected Unix seconds as the time of step {step}, got {time:g}")
+            time = before  # noqa: PLW2901
+        before = time
         for key, value in given.items():
             try:
                 as_step(step)
@@ -194,6 +197,9 @@ def _fitting(history: _History, rows: Iterable[Row]) -> Iterator[Row]:
             history.points += len(metrics)
             history.steps.add(step)
             yield step, time, metrics
+    if untimed:
+        more = f", and of {len(untimed) - 1} more rows" if len(untimed) > 1 else ""
+        history.problems.append(f"{untimed[0]}{more}: they have the time of the row before")
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ def _tensorboard(place: Path) -> _History:
     """Read all event files; a session start above step 0 begins a new lifetime, as for TensorBoard."""
     history, lifetimes = _History([], elsewhere=_below(place)), [_Points()]
     if not (files := _event_files(place)):
-        raise errors.ConfigError(f"expected event files, got none: {place}")
+        raise errors.NotARunError(f"expected event files, got none: {place}")
     for path in files:
         file = EventFile(path)
         for event in file:
@@ -292,23 +298,30 @@ def _wandb(place: Path) -> _History:
     ids = dict.fromkeys(config["wandb"]["id"] for config in configs if config)
     if len(ids) != 1:
         found = ", ".join(ids) or "none"
-        raise errors.ConfigError(f"expected the files of one wandb run, got {found}: {place}")
+        raise errors.NotARunError(f"expected the files of one wandb run, got {found}: {place}")
+    last = -1
     for file, config in zip(files, configs, strict=True):
-        length = sum(1 for _ in file.rows())
+        steps = array("q", (step for step, *_ in file.rows()))
         if file.damage is not None:
             history.problems.append(file.damage)
-        rows = _wandb_rows(history, file)
-        history.lifetimes.append(_Lifetime(rows, length, _named(config), started=file.started()))
+        # Offline a resumed run numbers its rows from 0 again; `wandb sync` puts them behind those before.
+        anew = last >= 0 and len(steps) > 0 and steps[0] == 0 and file.resumes()
+        rows = _wandb_rows(history, file, last if anew else None)
+        history.lifetimes.append(_Lifetime(rows, len(steps), _named(config), started=file.started()))
+        for step in steps:
+            last = max(step, last + 1) if anew else max(step, last)
     return history
 
 
-def _wandb_rows(history: _History, file: WandbFile) -> Callable[[], Iterator[Row]]:
+def _wandb_rows(history: _History, file: WandbFile, behind: int | None) -> Callable[[], Iterator[Row]]:
     ours = (file.path.parent.parent / MARKER).exists()  # a replay's: what it spelled out is read back
     name = names().back if ours else str
 
     def rows() -> Iterator[Row]:
-        last = 0.0
+        last, before = 0.0, behind
         for step, time, values in file.rows():
+            if before is not None:
+                step = before = max(step, before + 1)  # noqa: PLW2901
             last = last if time is None else time
             media = _media(values)
             numbers: dict[str, float] = {}

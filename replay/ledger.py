@@ -48,7 +48,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._store = store_for(backend, cursors, beside=self._beside)
         self._told = array("Q")  # the steps that were told in this lifetime
-        self._cursor, self.last = self._begin(fresh=run.fresh)
+        self.reached: int | None = None
+        """The highest step that was told before this lifetime, whether it stays or not."""
+        self._cursor, self.last = self._begin(run)
         self._before = self._cursor.copy()
         self.refused_before = frozenset(self._cursor.refused)
 
@@ -140,12 +142,14 @@ class Ledger:
             self.save()
         return lost
 
-    def _begin(self, *, fresh: bool) -> tuple[Cursor, int | None]:
-        if fresh or not self._can.rewinds:
-            return standing(self._backend, self._store, fresh=fresh, telling=self._telling)
+    def _begin(self, run: RunInfo) -> tuple[Cursor, int | None]:
+        if run.fresh or not self._can.rewinds:
+            cursor, self.reached = standing(self._backend, self._store, run, telling=self._telling)
+            return cursor, self.reached
         cursor = self._store.load(required=not self._can.reads_back)
         cursor.told.begin(self._telling)
         if not self._keeps:
+            cursor.begun, self.reached = bool(cursor.told.spans), cursor.last_step
             cursor.last_step = None  # told anew from here on
             return cursor, None
         # The cursor knows from where on: the target may hold what was taken back.

@@ -18,7 +18,7 @@ from eventlog import Log, as_step, errors, redact_sensitive_config
 
 from .backends import configured
 from .backends.base import RunInfo, check_backends
-from .config import StatsLoggerConfig, log_root, resolve
+from .config import MISSING, StatsLoggerConfig, entry, log_root, resolve
 from .console import say, tabulate_stats
 from .delivery import Delivery
 from .metrics import flatten, without_counts
@@ -43,7 +43,7 @@ _trials: WeakKeyDictionary[Log, tuple[str, str]] = WeakKeyDictionary()
 
 
 class FinetuneSpec(Protocol):
-    """What is needed to say how far a training is; AReaL's class has these names."""
+    """What is needed to say how far a training is; AReaL's class has these names, a mapping may."""
 
     total_train_epochs: int
     steps_per_epoch: int
@@ -65,7 +65,7 @@ class StatsLogger:
     def __init__(
         self,
         config: Any,
-        ft_spec: FinetuneSpec | None = None,
+        ft_spec: FinetuneSpec | Mapping[str, Any] | None = None,
         *,
         backends: Sequence[Backend] = (),
         run: str | os.PathLike[str] | Log | None = None,
@@ -79,6 +79,7 @@ class StatsLogger:
         self._last_commit_step = -1
         self._restored_step: int | None = None
         self._closed = False
+        self._untold: dict[int, list[dict[str, float]]] = {}  # by step: what was measured at later ones waits
         self._process = os.getpid()
         self._deliveries: list[Delivery] = []
         self.leader = _rank(self._log) == 0
@@ -103,13 +104,16 @@ class StatsLogger:
             raise errors.LogError(f"expected an open logger, got a commit of step {at[2]} after close")
         parts = data if isinstance(data, (list, tuple)) else [data]
         rows = [flatten(part) for part in parts] if self.leader else []
-        began = time.time_ns() // 1000
+        began = eventlog.now_us()
+        placed = self._log.placement.of(at[2], rows)
         durable = self._log.commit(*at, rows, time_us=began, restored_step=self._restored_step)
         self._last_commit_step = max(self._last_commit_step, at[2])
         if self.leader:
-            shown = [without_counts(row) for row in rows]
-            self._announce(*at, shown)
-            self._tell(at[2], shown, began / 1e6, time.time())
+            self._announce(*at, [without_counts(row) for row in rows])
+            for each, those in placed.items():
+                shown = [without_counts(row) for row in those if row or each == at[2]]
+                self._untold.setdefault(each, []).extend(shown)
+            self._tell_up_to(at[2], began / 1e6)
         return durable
 
     def alert(self, title: str, text: str = "", level: str = "warn", step: int | None = None) -> None:
@@ -171,6 +175,7 @@ class StatsLogger:
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
+        self._tell_up_to(max(self._untold, default=-1), time.time())
         self._finish_backends(timeout)
         self._log.end(outcome, detail)
         if self._owns_log:
@@ -203,7 +208,7 @@ class StatsLogger:
             config=config,
             version_info=version,
             attempt=self._log.attempt,
-            started=(attempts[0].started_us if attempts else time.time_ns() // 1000) / 1e6,
+            started=(attempts[0].started_us if attempts else eventlog.now_us()) / 1e6,
         )
         try:
             for backend in backends:
@@ -225,21 +230,29 @@ class StatsLogger:
             raise
         atexit.register(self._finish_backends)
 
-    def _tell(self, step: int, rows: list[dict[str, float]], began: float, ended: float) -> None:
+    def _tell_up_to(self, step: int, began: float) -> None:
+        """Tell the backends what was committed of the steps up to one, the earliest first."""
+        ended = time.time()
+        for at in sorted(each for each in self._untold if each <= step):
+            self._tell(at, self._untold.pop(at), began, ended, late=at < step)
+
+    def _tell(
+        self, step: int, rows: list[dict[str, float]], began: float, ended: float, *, late: bool = False
+    ) -> None:
         # The log stamps a commit between the two; `ended` is what a cursor needs to know the commit again.
         if self._deliveries and self._log.superseded():
             for delivery in self._deliveries:
                 delivery.hold(step)
             return
         attempt = -1 if self._log.attempt is None else self._log.attempt
-        late: dict[str, None] = {}
+        behind: dict[str, None] = {}
         for delivery in self._deliveries:
             for metrics in rows:
-                if not delivery.tell(Row(step, metrics, began, {attempt: ended})):
-                    late[delivery.name] = None
-        if late and self.config.on_rewind == "error":
+                if not delivery.tell(Row(step, metrics, began, {attempt: ended}), late=late):
+                    behind[delivery.name] = None
+        if behind and not late and self.config.on_rewind == "error":
             raise errors.RewindError(
-                f"expected a step that {', '.join(late)} can still take, got {step}; the log has it"
+                f"expected a step that {', '.join(behind)} can still take, got {step}; the log has it"
             )
 
     def _announce(self, epoch: int, step: int, global_step: int, rows: list[dict[str, float]]) -> None:
@@ -260,7 +273,8 @@ class StatsLogger:
 
 def _check_spec(spec: Any) -> None:
     names = FinetuneSpec.__annotations__
-    if spec is not None and (missing := [name for name in names if not hasattr(spec, name)]):
+    missing = [name for name in names if entry(spec, name, MISSING) is MISSING]
+    if spec is not None and missing:
         raise errors.ConfigError(
             f"expected ft_spec with {', '.join(names)}, got {spec!r} without {', '.join(missing)}"
         )
@@ -336,8 +350,8 @@ def _rank(log: Log) -> int:
 # -- the console -----------------------------------------------------------------------------------
 
 
-def _of(spec: FinetuneSpec | None, name: str) -> Any:
-    return getattr(spec, name, "?")
+def _of(spec: FinetuneSpec | Mapping[str, Any] | None, name: str) -> Any:
+    return entry(spec, name, "?")
 
 
 def _show(text: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute
 
-from eventlog import RunDir, as_step, errors
+from aggregator import progress_bar
+from eventlog import RunDir, as_step, errors, fixed, ranges
 
 from .account import Report
 from .acknowledged import PLAIN, Acknowledged, Telling
@@ -26,15 +28,16 @@ from .backends.base import (
     target_of,
     with_lineage,
 )
-from .console import progress_bar
 from .cursor import Cursor
+from .metrics import is_count
 from .renaming import Renaming
 from .statistics import check_stats, compute
 from .story import Story
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from .backends.base import Backend
     from .renaming import Rules
@@ -42,7 +45,10 @@ if TYPE_CHECKING:
 
     Source = Literal["committed", "recomputed"]
 
+pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
+
 _log = logging.getLogger("areal_metrics.replay")
+_MOST_NAMED: Final = 10
 
 
 def play(
@@ -83,20 +89,22 @@ def play(
     selection = select(since, until, keys)
     if attempts not in ("latest", "all"):
         raise errors.QueryError(f"expected attempts latest or all, got {attempts!r}")
-    path, names = Path(run_dir), Renaming(rename)
+    path, names = fixed(run_dir), Renaming(rename)
     check_backends(backends)
-    table, damage = _metrics(path, selection, source)
+    table, committed, damage = _metrics(path, selection, source)
     found = RunDir.open(path)
-    histograms, partial = None, 0
+    histograms, partial = None, _unsaid(committed, table, superseded=attempts == "all")
     if stats := check_stats(stats):
         extra = compute(path, table, stats, selection, attempts)
         table = pa.concat_tables([table.select(extra.rows.column_names), extra.rows])
-        partial = extra.partial
+        partial += extra.partial
         histograms = {of: {names.to(n): h for n, h in some.items()} for of, some in extra.histograms.items()}
     names.check(table["key"].unique().to_pylist())
-    story = Story(table, superseded=attempts == "all", histograms=histograms, names=names.to)
+    story = Story(
+        table, superseded=attempts == "all", histograms=histograms, names=names.to, committed=committed
+    )
     run = run_info(found, fresh=new_run)
-    folder = path / "cursors" if cursors is None else Path(cursors)
+    folder = path / "cursors" if cursors is None else fixed(cursors)
     reports = tell_all(
         story,
         backends,
@@ -109,7 +117,8 @@ def play(
         failed=failed,
     )
     problems = tuple(dict.fromkeys([*damage, *map(str, found.problems)]))
-    return [replace(report, problems=problems, partial=partial) for report in reports]
+    lost = 0 if story.counts.steps else uncommitted(path)
+    return [replace(report, problems=problems, partial=partial, uncommitted=lost) for report in reports]
 
 
 def tell_all(
@@ -152,9 +161,14 @@ def raise_or_leave(
         raise found[0]
 
 
-def story_of(run_dir: Path, since: int | None = None) -> Story:
-    """Return what a run has committed by now, from a step on."""
-    return Story(_metrics(run_dir, Selection(since), "committed")[0])
+def story_of(
+    run_dir: Path,
+    since: int | None = None,
+    selection: Selection | None = None,
+    names: Callable[[str], str] = str,
+) -> Story:
+    """Return what a run has committed by now, from a step on or of a selection."""
+    return Story(_metrics(run_dir, selection or Selection(since), "committed")[0], names=names)
 
 
 def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
@@ -178,15 +192,61 @@ def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
     )
 
 
-def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table, list[str]]:
-    """Return the metrics and what of the log was damaged."""
+def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table, pa.Table, list[str]]:
+    """Return the metrics by a source, those that were committed, and what of the log was damaged."""
     from aggregator import open_run
 
+    keys, bounds = selection.keys, {"since": selection.since, "until": selection.until}
     with open_run(path, attempts="all") as session:
-        table = session.metrics(selection.keys, source=source, since=selection.since, until=selection.until)
-        if table["value"].null_count:  # the log cannot say it
-            table = table.filter(table["value"].is_valid())
-        return table, session.problems
+        table = session.metrics(keys, source=source, **bounds)
+        if source == "committed":
+            return table, table, session.problems
+        try:
+            committed = session.metrics(keys, **bounds)
+        except errors.UnansweredError:  # they were recorded alone
+            committed = session.metrics([], **bounds)
+        return table.filter(table["value"].is_valid()), committed, session.problems
+
+
+def _unsaid(committed: pa.Table, table: pa.Table, *, superseded: bool) -> int:
+    """Count, and name, the metrics of a step that were committed and are not among those that are told."""
+    if committed is table:
+        return 0
+    if not superseded:
+        committed = committed.filter(pc.invert(committed["superseded"]))
+    keys = set(committed["key"].unique().to_pylist())
+    told, said = _places(table), _places(committed)
+    lost = sorted((key, step) for key, step in said - told if not is_count(key, keys))
+    if lost:
+        named = ", ".join(
+            f"{key} (steps {ranges(step for _, step in some)})"
+            for key, some in islice(groupby(lost, key=lambda place: place[0]), _MOST_NAMED)
+        )
+        _log.warning(
+            "the log cannot say %d metrics that were committed, they are not told: %s", len(lost), named
+        )
+    return len(lost)
+
+
+def _places(table: pa.Table) -> set[tuple[str, int]]:
+    pairs = table.select(["key", "step"]).group_by(["key", "step"]).aggregate([])
+    return set(zip(pairs["key"].to_pylist(), pairs["step"].to_pylist(), strict=True))
+
+
+def uncommitted(path: Path) -> int:
+    """Return how many windows were recorded of a run that ended without a committed metric; else 0.
+
+    What a run that goes on or was killed has not committed is its tail, and no loss.
+    """
+    from aggregator import open_run
+
+    try:
+        with open_run(path, attempts="all") as session:
+            about = session.info()
+    except errors.NotARunError:  # nothing yet
+        return 0
+    over = all(process["ended"] for process in about["producers"])
+    return sum(process["windows"] for process in about["producers"]) if over and not about["metrics"] else 0
 
 
 def select(since: int | None, until: int | None, keys: Iterable[str] | None) -> Selection:
@@ -204,6 +264,30 @@ def telling_of(
     """Return in words as what commits are told."""
     named = str(names) if source == "committed" else f"{source} {names}"
     return Telling(", ".join(selection.keys or ()), ", ".join(sorted(set(stats))), named)
+
+
+def check_apart(
+    told: Mapping[str, tuple[Path, Sequence[Backend]]],
+    cursors: str | os.PathLike[str] | None = None,
+) -> None:
+    """ConfigError where several runs, given by name, would be told to one run of a service."""
+    seen: dict[str, str] = {}
+    for name, (path, backends) in told.items():
+        try:
+            run = run_info(RunDir.open(path))
+        except errors.ArealMetricsError:  # said when it is told
+            continue
+        folder = path / "cursors" if cursors is None else fixed(cursors)
+        for backend in backends:
+            destination: Any = getattr(backend, "destination", None)
+            if destination is None or isinstance(backend, Rewriter):
+                continue
+            there = destination(with_lineage(run, backend, folder, keeps=False))
+            if (other := seen.setdefault(f"{name_of(backend)} {there}", name)) != name:
+                raise errors.ConfigError(
+                    f"expected runs that have their own in {name_of(backend)} (id_suffix unique for wandb, "
+                    f"or an id for each, keeps them apart), got {other} and {name} for one: {there}"
+                )
 
 
 # -- one backend -----------------------------------------------------------------------------------
@@ -257,7 +341,7 @@ def _rewrite(
 class _Told:
     """A story that notes how far it was read."""
 
-    def __init__(self, story: Story, telling: Telling, advance: Callable[[int], None]) -> None:
+    def __init__(self, story: Story, telling: Telling, advance: Callable[[int], object]) -> None:
         self.counts = story.counts
         self.telling = telling
         self.last_step: int | None = None
@@ -275,6 +359,9 @@ class _Told:
         for row in self._noted(self._story):
             yield row
             self.acknowledged.take(row)
+
+    def taken_back(self) -> Iterator[Row]:
+        return self._story.taken_back()
 
     def knows(self, step: int, time: float) -> bool:
         """Whether the log has a commit of this step and time."""

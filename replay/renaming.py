@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Renaming:
     """Rules (regular expression, what stands in its place), all applied, in order.
 
-    ConfigError for a rule that is none; QueryError for two metrics that would have one name.
+    ConfigError for a rule that is none; UnansweredError for two metrics that would have one name.
     """
 
     def __init__(self, rules: Rules = ()) -> None:
@@ -45,7 +45,7 @@ class Renaming:
                 known = pattern.sub(new, known)
             other = self._origins.setdefault(known, name)
             if other != name or not known:
-                raise errors.QueryError(
+                raise errors.UnansweredError(
                     f"expected a name of its own for every metric, got {known!r} for {other!r} and {name!r}"
                     if known
                     else f"expected a name for every metric, got none for {name!r}"
@@ -64,7 +64,7 @@ class Renaming:
         )
 
     def check(self, names: Iterable[str]) -> None:
-        """QueryError where two of these would have one name; the tracker's own counts are not told."""
+        """UnansweredError where two of these would have one name; the tracker's own counts are not told."""
         every = set(names)
         for name in sorted(every):
             if not is_count(name, every):

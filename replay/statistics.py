@@ -119,9 +119,11 @@ def recorded(
     return found
 
 
-def nothing_recorded() -> errors.QueryError:
+def nothing_recorded() -> errors.UnansweredError:
     """Return the error that is raised where there are no values to make statistics of."""
-    return errors.QueryError("expected recorded values for the statistics, got none among what is selected")
+    return errors.UnansweredError(
+        "expected recorded values for the statistics, got none among what is selected"
+    )
 
 
 def check_stats(stats: Iterable[str]) -> list[str]:

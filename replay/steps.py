@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 DEFAULT_WAIT = 2.0
 """Seconds without a further row after which a step closes."""
@@ -64,8 +64,6 @@ class Gate:
         """Rows of which at least one value was held back."""
         self.withheld_steps: set[int] = set()
         """Their steps."""
-        self.replaced = 0
-        """Values that a later commit of the same step overwrote before the step closed."""
         self.wait = wait
         self._last = last_step
         self._told: Collection[str] | None = (
@@ -148,11 +146,9 @@ class Gate:
             self._open = Row(row.step, dict(admitted), row.time, row.commits, row.histograms)
             return
         before = self._open
-        metrics = {**before.metrics, **admitted}
-        self.replaced += len(before.metrics) + len(admitted) - len(metrics)
         self._open = Row(
             row.step,
-            metrics,
+            {**before.metrics, **admitted},
             before.time,
             newest(before.commits, row.commits),
             {**before.histograms, **row.histograms},
@@ -168,19 +164,8 @@ def newest(*commits: Mapping[int, float]) -> dict[int, float]:
     return merged
 
 
-def named(steps: Iterable[int]) -> str:
-    """Return a set of steps in words: "12-15, 20"."""
-    runs: list[list[int]] = []
-    for step in sorted(set(steps)):
-        if runs and step == runs[-1][1] + 1:
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def numbered(text: str) -> set[int]:
-    """Return the set of steps that `named` has put into words; ValueError for other words."""
+    """Return the set of steps that `eventlog.ranges` has put into words; ValueError for other words."""
     steps: set[int] = set()
     for run in text.split(", ") if text else ():
         first, _, last = run.partition("-")

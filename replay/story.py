@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from eventlog import ranges
+
 from .metrics import is_count
-from .steps import Gate, Histogram, Order, Row, named
+from .steps import Gate, Histogram, Order, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +50,7 @@ class Story:
     that were taken back, superseded. These are left out unless `superseded` asks for them; then the latest
     attempt's value of a step and key is told. `histograms` go with the commit they belong to: its step,
     attempt, time in µs and sub-index. `names` says what the metrics are called when they are told.
+    `committed` has what the log knows besides, where the table holds something else.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Story:
         superseded: bool = False,
         histograms: Mapping[Identity, Mapping[str, Histogram]] | None = None,
         names: Callable[[str], str] = str,
+        committed: pa.Table | None = None,
     ) -> None:
         if "superseded" in table.column_names and not pc.any(table["superseded"]).as_py():
             table = table.drop_columns(["superseded"])  # nothing was: what follows costs half
@@ -65,10 +69,12 @@ class Story:
         self._histograms = histograms or {}
         self._names = names
         self._whole = table
+        self._committed = table if committed is None else committed
+        self._tells_all = superseded or kept is table
         self._known: frozenset[tuple[int, int]] | None = None
         back = _taken_back(table)
         folded = _folded(table, superseded=superseded)
-        self.counts = Counts(_distinct(kept, "step"), len(back), folded, named(back))
+        self.counts = Counts(_distinct(kept, "step"), len(back), folded, ranges(back))
 
     def commits(self) -> Iterator[Row]:
         """Yield one row per commit: ascending steps, within a step in the order they were made."""
@@ -82,10 +88,23 @@ class Story:
             yield from gate.put(commit)
         yield from gate.close()
 
+    def taken_back(self) -> Iterator[Row]:
+        """Yield per commit the values that are not told, and that no other commit of their step replaces."""
+        if self._tells_all:
+            return
+        steps = self._whole.filter(self._whole["superseded"])["step"].unique()
+        table = self._whole.filter(pc.is_in(self._whole["step"], steps))
+        places = _encoded(table["key"])[1]
+        places = places + _encoded(table["step"])[1] * (places.max(initial=0) + 1)
+        back = table["superseded"].to_numpy()
+        left = table.filter(pa.array(back & ~np.isin(places, places[~back]))).sort_by(_ORDER)
+        yield from _rows(left, {}, self._names) if left.num_rows else ()
+
     def knows(self, step: int, time: float) -> bool:
         """Whether some attempt, be it superseded, made a commit of this step at this time (Unix seconds)."""
         if self._known is None:
-            pairs = self._whole.group_by(["step", "time"]).aggregate([])
+            those = pa.concat_tables([t.select(["step", "time"]) for t in (self._whole, self._committed)])
+            pairs = those.group_by(["step", "time"]).aggregate([])
             times = pairs["time"].cast(pa.int64()).to_pylist()
             self._known = frozenset(zip(pairs["step"].to_pylist(), times, strict=True))
         return (step, round(time * 1e6)) in self._known

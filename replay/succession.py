@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from eventlog import ArealMetricsError, RunDir
@@ -38,7 +40,10 @@ class Succession:
         return self._owned.get(attempt)
 
     def take(self, rows: Iterable[Row]) -> list[Row]:
-        """Take commits; return those that can be told now, attempt by attempt, in their order."""
+        """Take commits; return those that can be told now, attempt by attempt, in their order.
+
+        Without what came again since: a target that was told it keeps what replaced it.
+        """
         now = time.monotonic()
         ready = self._waiting + [(now, row) for row in rows]
         if not ready:
@@ -46,10 +51,11 @@ class Succession:
         self._waiting = []
         ready.sort(key=lambda item: (attempt_of(item[1]), item[1].time))
         self._ask({attempt_of(row) for _, row in ready})
+        for _, row in ready:
+            self._seen.setdefault(attempt_of(row), set()).add(row.step)
         told: list[Row] = []
-        for since, row in ready:
+        for since, row in _unrepeated(ready):
             attempt = attempt_of(row)
-            self._seen.setdefault(attempt, set()).add(row.step)
             if self._decided(attempt) or now - since >= self._hold:
                 told.append(row)
             else:
@@ -96,6 +102,23 @@ class Succession:
             return {}
         pairs = zip(found["attempt"].to_pylist(), found["owned_from"].to_pylist(), strict=True)
         return {attempt: step for attempt, step in pairs if attempt != self._earliest}
+
+
+def _unrepeated(rows: list[tuple[float, Row]]) -> list[tuple[float, Row]]:
+    """Return rows without the values that a later row of their step gives again, and without empty ones."""
+    often = {step for step, count in Counter(row.step for _, row in rows).items() if count > 1}
+    said: dict[int, set[str]] = {}
+    left: list[tuple[float, Row]] = []
+    for since, row in reversed(rows):
+        if row.step in often:
+            later = said.setdefault(row.step, set())
+            metrics = {key: value for key, value in row.metrics.items() if key not in later}
+            later.update(row.metrics)
+            if not metrics:
+                continue
+            row = row if len(metrics) == len(row.metrics) else replace(row, metrics=metrics)  # noqa: PLW2901
+        left.append((since, row))
+    return left[::-1]
 
 
 def attempt_of(row: Row) -> int:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from eventlog import Follower, RunDir, errors
+from eventlog import Follower, errors, fixed, ranges
 
 from .account import Report
 from .backends.base import Rewriter, as_ours, capabilities_of, check_backends, name_of, target_of
-from .delivery import Delivery
 from .metrics import without_counts
-from .player import play, raise_or_leave, run_info, select, telling_of
+from .player import raise_or_leave, select, uncommitted
 from .precedence import Precedence
+from .recipient import CLOSE_SECONDS, Asked, Recipient
 from .renaming import Renaming, pairs_of
 from .statistics import check_stats
-from .steps import DEFAULT_WAIT, Order, Row, named
-from .succession import Succession, attempt_of
+from .steps import DEFAULT_WAIT, Order, Row
+from .succession import Succession
 from .supplement import Supplement
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ POLL_SECONDS: Final = 0.5
 GIVE_UP_SECONDS: Final = 600.0
 """How long a run may give no sign of life before it is given up."""
 ASK_SECONDS: Final = 5.0  # as often as processes give one
-CLOSE_SECONDS: Final = 120.0
-PAUSES: Final = (0.5, 2.0, 10.0, 30.0, 60.0)  # nobody waits: an outage of a minute is no reason to give up
 
 
 def follow(
@@ -74,15 +71,15 @@ def follow(
     A backend that keeps failing is left behind; what is raised in the end, and `failed`, are as by `play`.
     """
     check_backends(backends)
-    path = Path(run_dir)
+    path = fixed(run_dir)
     if path.exists() and not path.is_dir():
         raise errors.NotARunError(f"expected a run's directory, got a file: {path}")
-    folder = path / "cursors" if cursors is None else Path(cursors)
-    asked = _Asked(path, select(since, until, keys), check_stats(stats), pairs_of(rename), folder, new_run)
+    folder = path / "cursors" if cursors is None else fixed(cursors)
+    asked = Asked(path, select(since, until, keys), check_stats(stats), pairs_of(rename), folder, new_run)
     tail = _Tail(asked, backends, wait)
     try:
         try:
-            for rows in _commits(path, asked, tail.succession, give_up, poll, stop or threading.Event()):
+            for rows in _commits(asked, tail.succession, give_up, poll, stop or threading.Event()):
                 tail.tell(rows)
         except KeyboardInterrupt:
             _log.warning("interrupted: what was read so far is told, following again goes on from there")
@@ -93,43 +90,18 @@ def follow(
     return tail.close(failed)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be told, and where it is remembered."""
-
-    path: Path
-    selection: Selection
-    stats: list[str]
-    rename: Rules
-    cursors: Path
-    new_run: bool
-
-    def play(self, backend: Backend) -> Report:
-        """Tell a target the whole run as it is now."""
-        return play(
-            self.path,
-            [backend],
-            **asdict(self.selection),
-            stats=self.stats,
-            rename=self.rename,
-            cursors=self.cursors,
-            new_run=self.new_run,
-        )[0]
-
-
 # -- what comes ------------------------------------------------------------------------------------
 
 
 def _commits(
-    path: Path,
-    asked: _Asked,
+    asked: Asked,
     succession: Succession,
     give_up: float | None,
     poll: float,
     stop: threading.Event,
 ) -> Iterator[list[Row]]:
     """Yield the commits to tell, as they come."""
-    follower, leading = Follower(path, records=False), Precedence(path)
+    follower, leading = Follower(asked.path, records=False), Precedence(asked.path)
     pulse = _Pulse(follower, give_up)
     while not stop.is_set():
         finished = follower.finished()  # asked before the last look, and after it
@@ -142,12 +114,12 @@ def _commits(
             break
         elif pulse.stopped():
             if follower.reader is None:
-                raise errors.NotARunError(f"expected a run within {give_up:g} s, got none: {path}")
-            _log.warning("no sign of life of the run for %g s: given up: %s", give_up, path)
+                raise errors.NotARunError(f"expected a run within {give_up:g} s, got none: {asked.path}")
+            _log.warning("no sign of life of the run for %g s: given up: %s", give_up, asked.path)
             break
         stop.wait(poll)
     yield succession.take(leading.released(ending=True))
-    succession.problems |= {str(problem): None for problem in follower.problems}
+    succession.problems |= {str(problem): None for problem in follower.problems} | leading.problems
 
 
 class _Pulse:
@@ -200,7 +172,7 @@ def _rows(told: Followed, selection: Selection) -> Iterator[Row]:
 class _Tail:
     """All targets, opened with the first commit."""
 
-    def __init__(self, asked: _Asked, backends: Sequence[Backend], wait: float) -> None:
+    def __init__(self, asked: Asked, backends: Sequence[Backend], wait: float) -> None:
         self.succession = Succession(asked.path)
         self._asked = asked
         self._names = Renaming(asked.rename)
@@ -209,7 +181,7 @@ class _Tail:
         self._whole = [backend for backend in backends if _is_written_whole(backend)]
         self._backends = [backend for backend in backends if not _is_written_whole(backend)]
         self._order = list(backends)
-        self._told: list[_Told] = []
+        self._told: list[Recipient] = []
         self._failed: dict[int, errors.ArealMetricsError] = {}  # by the backend's `id`
         self._begun = False
 
@@ -229,8 +201,8 @@ class _Tail:
         """Finish every target; return their reports, or raise the first error, or leave all in `failed`."""
         for told in self._told:
             told.finish()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        reports = {id(told.backend): told.report(deadline) for told in self._told}
+        deadline, back = time.monotonic() + CLOSE_SECONDS, self.succession.taken_back()
+        reports = {id(told.backend): told.report(deadline, back=bool(back)) for told in self._told}
         reports = {key: replace(report, partial=self._supplement.partial) for key, report in reports.items()}
         if self._begun:
             for backend in self._order:
@@ -239,12 +211,13 @@ class _Tail:
         raise_or_leave(list(lost.values()), failed)
         if self._begun and not lost:
             self._supplement.check()
-        problems, back = tuple(self.succession.problems), self.succession.taken_back()
+        problems = tuple(self.succession.problems)
         return [
             replace(
                 reports.get(id(backend)) or Report(name_of(backend), target_of(backend)),
                 superseded=len(back),
-                superseded_steps=named(back),
+                superseded_steps=ranges(back),
+                uncommitted=0 if self._begun else uncommitted(self._asked.path),
                 problems=problems,
             )
             for backend in self._order
@@ -262,7 +235,7 @@ class _Tail:
         try:
             for backend in self._backends:
                 try:
-                    self._told.append(_Told(backend, self._asked, self.succession, self._wait))
+                    self._told.append(Recipient(backend, self._asked, self.succession, self._wait))
                 except (Exception, SystemExit) as error:  # noqa: BLE001  (somebody else's code)
                     self._failed[id(backend)] = as_ours(error, backend)
                     if len(self._order) > 1:
@@ -292,93 +265,6 @@ class _Tail:
         """Return the errors of the backends that failed, in their order."""
         found = self._failed | {id(told.backend): told.failure for told in self._told if told.failure}
         return {id(backend): found[id(backend)] for backend in self._order if id(backend) in found}
-
-
-class _Told:
-    """One target that is told commit by commit, as live; a new attempt is a lifetime of its own to it."""
-
-    def __init__(self, backend: Backend, asked: _Asked, succession: Succession, wait: float) -> None:
-        self.backend = backend
-        self._asked = asked
-        self._succession = succession
-        self._wait = wait
-        self._sent = self._untold = 0
-        self._skipped: set[int] = set()
-        self._refused: set[int] = set()
-        self._delivery = self._begin(keeps=True, fresh=asked.new_run)
-        self._known = self._delivery.known  # attempts that it was told of
-
-    @property
-    def failure(self) -> errors.ArealMetricsError | None:
-        """Why it is not told any more."""
-        failure = self._delivery.failure
-        return None if failure is None else as_ours(failure, self.backend)
-
-    def tell(self, row: Row) -> None:
-        """Hand over a commit."""
-        attempt = attempt_of(row)
-        first = self._succession.owned_from(attempt)
-        if first is not None and attempt not in self._known and self._must_go_back(first):
-            self._go_back(first)
-        self._known.add(attempt)
-        self._delivery.tell(row)
-
-    def finish(self) -> None:
-        """Tell the open step, and close."""
-        self._delivery.finish()
-
-    def join(self, seconds: float) -> None:
-        """Wait until it is closed."""
-        self._delivery.join(seconds)
-
-    def report(self, deadline: float) -> Report:
-        """Return what was done, once it is closed."""
-        self._delivery.join(deadline - time.monotonic())
-        self._count()
-        held = self._delivery.withheld()
-        return Report(
-            name_of(self.backend),
-            target_of(self.backend),
-            sent=self._sent,
-            skipped=len(self._skipped - held - self._refused),
-            refused=len(self._refused),
-            withheld=len(held),
-            renamed=len(getattr(self.backend, "renamed", ())),
-            untold=self._untold,
-            refused_steps=named(self._refused),
-            withheld_steps=named(held),
-        )
-
-    def _begin(self, *, keeps: bool, fresh: bool = False) -> Delivery:
-        asked = self._asked
-        return Delivery(
-            self.backend,
-            run_info(RunDir.open(asked.path), fresh=fresh),
-            asked.cursors,
-            wait=self._wait,
-            queue_rows=float("inf"),
-            pauses=PAUSES,
-            keeps=keeps,
-            telling=telling_of(asked.selection, asked.stats, Renaming(asked.rename)),
-        )
-
-    def _must_go_back(self, first: int) -> bool:
-        """Whether the target holds what an attempt takes back, and can be told so by a new lifetime."""
-        floor = self._delivery.floor
-        return capabilities_of(self.backend).rewinds and floor is not None and first <= floor
-
-    def _go_back(self, first: int) -> None:
-        self._delivery.finish()
-        if self._delivery.join(CLOSE_SECONDS) and self._delivery.failure is None:
-            self._count()
-            self._delivery = self._begin(keeps=False)
-            self._delivery.restored(first - 1)
-
-    def _count(self) -> None:
-        self._sent += self._delivery.status().sent
-        self._untold += self._delivery.untold
-        self._skipped |= self._delivery.skipped
-        self._refused |= self._delivery.refused
 
 
 def _check_different(backends: Sequence[Backend]) -> None:

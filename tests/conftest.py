@@ -1,10 +1,15 @@
-"""What a test leaves behind: nothing that the log of a later one would find old, and write down."""
+"""What holds for every test: it may be slow, and leaves nothing for the log of a later one to write down."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import eventlog
 from eventlog.recorder import recorders
 from eventlog.spill import begin_log
+
+# How long an example takes, or to draw it, says something of the machine and what else it does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

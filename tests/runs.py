@@ -20,13 +20,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from aggregator.plan import Entry, Layout
-from eventlog import Recorder, drain, encode, moments
+from eventlog import Kind, Recorder, ReduceType, Spread, drain, encode, moments
 from eventlog.manifest import create_json
 from eventlog.rundir import Producer, RunDir
 from eventlog.schema import Stream
@@ -184,8 +184,8 @@ class ProducerBuilder:
         self._put(Stream.COMMITS, [encode.commit(made).batch()], made.number)
 
     def close(self) -> None:
-        """End the process in order."""
-        self.writer.close()
+        """End the process in order, on a slow machine too."""
+        assert self.writer.close(100)
 
     def _put(self, stream: Stream, batches: list[Any], window: int = -1) -> None:
         ids = [
@@ -304,6 +304,31 @@ class RunBuilder:
         """End all processes in order."""
         for producer in self.producers:
             producer.close()
+
+
+def two_attempts(run: RunBuilder) -> None:
+    """Record "x" at steps 0 to 3, then at 2 to 4 in an attempt after it: x is the step, then ten more."""
+    for attempt, steps in enumerate([range(4), range(2, 5)]):
+        leader = run.producer("actor", 0, attempt=attempt, started=100 * attempt)
+        for step in steps:
+            leader.tracker().scalar({"x": 10.0 * attempt + step})
+            run.export(leader, time=100 * attempt + step)
+            at_step = 100 * attempt + step + 0.5
+            leader.commit(step, {}, time=at_step, leader=True, restored=1 if attempt else None)
+    run.close()
+
+
+class Spec(NamedTuple):
+    """A recorder's spec, made up."""
+
+    key: str
+    kind: Kind = Kind.SCALAR
+    reduce_type: ReduceType | None = ReduceType.SCALAR
+    denominator: str | None = None
+    label: str | None = None
+    spread: Spread = Spread.SHARDS
+    tracker: str = ""
+    quantiles: tuple[float, ...] = ()
 
 
 def reduced(held: Sequence[Drained]) -> dict[str, float]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from eventlog.clock import now_us
 from eventlog.reader import RunReader, SessionState
-from eventlog.rundir import Problem, Producer, RunDir, now_us
+from eventlog.rundir import Problem, Producer, RunDir
 from eventlog.schema import COMMITS, PAYLOAD, RECORDS, Stream
 from eventlog.writer import Writer
 

@@ -48,8 +48,10 @@ def test_ranks_answer_or_tell_what_went_wrong():
         assert 0 == ranks.result(0)
         with pytest.raises(KeyError, match="broken"):
             ranks.result(1)
-        with pytest.raises(RankError, match="rank 1: expected an answer to never, in time, got none"):
-            ranks.run(never, timeout=0.5)
+        ranks.start(never)
+        assert None is ranks.result(0)
+        with pytest.raises(RankError, match="rank 1: expected an answer to the call, in time, got none"):
+            ranks.result(1, timeout=0.5)
 
 
 def test_a_dead_rank_is_noticed_at_once():

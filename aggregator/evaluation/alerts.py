@@ -243,10 +243,11 @@ class Monitor:
         """
         found = self.judge(Row(step, dict(metrics), _by_key(ranks or {})))
         log = eventlog.current() if found else None
-        for alert in found:
-            if log is not None:
-                log.tag({f"{TAG}{alert.rule}/{alert.key}/{alert.step}": _as_json(alert)})
-            if self._callback is not None:
+        if log is not None:
+            for alert in found:  # all of them first: the callback may raise
+                log.note({f"{TAG}{alert.rule}/{alert.key}/{alert.step}": _as_json(alert)})
+        if self._callback is not None:
+            for alert in found:
                 self._callback(alert)
         return found
 
@@ -283,9 +284,15 @@ def _as_json(alert: Alert) -> dict[str, Any]:
     return plain if math.isfinite(alert.value) else {**plain, "value": repr(alert.value)}
 
 
-def _from_json(plain: Mapping[str, Any]) -> Alert:
-    fields: dict[str, Any] = {**plain, "value": float(plain["value"])}
-    return Alert(**fields)
+def _from_json(plain: Any) -> Alert | None:
+    """Read what `_as_json` wrote; None for anything else: a tag of that name may be somebody else's."""
+    try:
+        fields: dict[str, Any] = {**plain, "value": float(plain["value"])}
+        texts = all(isinstance(fields[name], str) for name in ("rule", "key", "text"))
+        numbers = isinstance(fields["step"], int) and isinstance(fields.get("rank"), int | None)
+        return Alert(**fields) if texts and numbers else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 # -- recorded --------------------------------------------------------------------------------------
@@ -317,10 +324,10 @@ def alerts_of(session: Session, rules: Iterable[Rule] | None = None) -> list[Ale
         "where key is null and tags is not null and not superseded order by time"
     )
     noted = [
-        (role, _from_json(found))
+        (role, alert)
         for role, tags in _rows(session, commits)
         for name, found in json.loads(tags).items()
-        if name.startswith(TAG)
+        if name.startswith(TAG) and (alert := _from_json(found)) is not None
     ]
     known = {(_identity(alert), alert.step) for _, alert in noted}
     known |= {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from eventlog import errors
 
 from .. import collective
-from .failure import raise_together, text_of
+from .failure import TOLD, raise_together, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -82,7 +82,7 @@ def adaptive_batch_evaluation(
     ceiling: float = CEILING,
     group: ProcessGroup | None = None,
     memory: Memory | None = None,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: Callable[[int], object] | None = None,
 ) -> list[R]:
     """Return what `fn` returns for the items of `data`, in their order; `fn` takes a list and returns one.
 
@@ -100,7 +100,7 @@ def adaptive_batch_evaluation(
     try:
         limits = _Limits(max_memory, ceiling, memory or Memory.of_process())
         sizes, work = _sizes(fn, batch_size), _Work(fn, list(data), limits, on_batch)
-    except Exception as error:
+    except TOLD as error:
         collective.agree(True, acting)
         collective.tell(text_of(error), acting)
         raise
@@ -140,10 +140,10 @@ class _Work:
         fn: Callable[[list[Any]], Sequence[Any]],
         items: list[Any],
         limits: _Limits,
-        on_batch: Callable[[int], None] | None,
+        on_batch: Callable[[int], object] | None,
     ) -> None:
         self.done: list[Any] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._out_of_memory: Exception | None = None
         self._fn, self._items, self._limits, self._on_batch = fn, items, limits, on_batch
 
@@ -155,7 +155,7 @@ class _Work:
             fits = max(1, len(chunk) // 2)
             self._clean_up()
         elif chunk and self.error is None:
-            over, cramped = self._limits.read()
+            over, cramped = self._read_limits()
             if over:
                 self._clean_up()
         left = len(self._items) - len(self.done)
@@ -166,16 +166,26 @@ class _Work:
         try:
             found = list(self._fn(chunk))
             _check_length(found, chunk)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the peers must hear of it
-            if len(chunk) > 1 and is_out_of_memory(error):
+            self._say(len(found))
+        except TOLD as error:  # whatever it is, the peers must hear of it
+            if len(chunk) > 1 and isinstance(error, Exception) and is_out_of_memory(error):
                 self._out_of_memory = _without_references(error)
                 return False
             self.error = error
             return True
         self.done += found
-        if self._on_batch is not None:
-            self._on_batch(len(found))
         return True
+
+    def _say(self, done: int) -> None:
+        if self._on_batch is not None:
+            self._on_batch(done)
+
+    def _read_limits(self) -> tuple[bool, bool]:
+        try:
+            return self._limits.read()
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = error
+            return False, False
 
     def _clean_up(self) -> None:
         """Give memory back; if even that fails, what came first is what is raised."""

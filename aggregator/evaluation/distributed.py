@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from eventlog import errors, workflow_context
+from eventlog import as_step, errors, now_us, workflow_context
 
 from .. import collective
+from ..progress import progress_bar
 from .batching import BatchSize, adaptive_batch_evaluation
-from .failure import raise_together, text_of
-from .progress import progress_bar
-from .results import TRACKER, SampleResult, as_result, record_samples
+from .failure import TOLD, agreed, raise_together, text_of
+from .results import SampleResult, as_result, record_samples
 from .samples import Field, check_unambiguous, deal, ids_of, is_integer, tags_of
-from .sampling import number_of, seed_all, seed_tasks, seeded, seeded_steps
+from .sampling import number_of, seed_all, seed_here, seed_tasks, seeded, seeded_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -83,45 +83,49 @@ def evaluate_distributed(
     `seed` seeds everybody's generators (random's, numpy's, torch's) before each sample by its id, so that
     results depend neither on the world size nor on the order, and restores them at the end; None leaves them
     alone. Coroutines draw as if each ran alone, and so do the tasks they start; threads they start do not:
-    those should make generators of their own, of `number_of(seed, id)`. Batches are seeded by their first
-    sample: there random numbers depend on the world size.
+    those should make generators of their own, of `number_of(seed, id)`. So should `fn` where this is called
+    on another thread than the main one: there nothing is seeded, which is said once. Batches are seeded by
+    their first sample: there random numbers depend on the world size.
     `record` writes every result, with id and tags, into the `eval-rollout` tracker on the rank that evaluated
-    it, as of `step` where that is given: its next export has the means. `cleanup` is called on every rank at
-    the end, come what may.
+    it, as of `step` where that is given: the means in its next export are then committed there, whatever else
+    is exported with them. `cleanup` is called on every rank at the end, come what may.
 
     Raises EvaluationError for samples without an id, DistributedEvaluationError when ranks give different
     arguments, or when ids or results are missing, naming both numbers; an error of `fn` is raised as it is on
     its rank, elsewhere as a PeerError.
     """
     acting, members, at = collective.joined(group)
-    agreed = {
+    arguments = {
         "expected": expected,
         "batch_size": "a size" if batch_size is not None else None,
         "seed": seed,
         "step": step,
         "record": record,
     }
-    with _cleaned_up(cleanup):
+    began = now_us()
+    with _cleaned_up(cleanup, acting, members):
         wrong = _refused(fn, batched=batch_size is not None)
-        share = _shared(samples, sample_id, tags, agreed, wrong, acting, members, at)
-        shown = progress_bar("evaluation", len(share.samples), shown=at == 0)
-        seeds = nullcontext() if seed is None else seeded(seed)
-        with _evaluating(), seeds, shown as tell:
+        share = _shared(samples, sample_id, tags, arguments, wrong, acting, members, at)
+        seed = seed_here(seed)
+        with _evaluating(), ExitStack() as held:
+            tell, wrong = _entered(held, seed, len(share.samples), shown=at == 0)
             if batch_size is not None:
-                own = _batches(fn, share, batch_size, max_memory, seed, acting, tell)
+                own = _batches(fn, share, batch_size, max_memory, seed, acting, tell, wrong)
             else:
-                own = _one_by_one(fn, share, concurrency, seed, tell)
+                own = _one_by_one(fn, share, concurrency, seed, tell, wrong)
             results = _gathered(own, share, acting, members)
-    if record:
-        names = sorted({name for result in results for name in result.values})
-        record_samples(
-            [each for each in results if each.rank == share.rank], names, tracker=TRACKER, step=step
-        )
+        if record:
+            names = sorted({name for result in results for name in result.values})
+            mine = [each for each in results if each.rank == share.rank]
+            with agreed(acting, members):
+                record_samples(mine, names, step=step, since=began)
     return results
 
 
 @contextmanager
-def _cleaned_up(cleanup: Callable[[], None] | None) -> Generator[None]:
+def _cleaned_up(
+    cleanup: Callable[[], None] | None, group: ProcessGroup | None, members: Sequence[int]
+) -> Generator[None]:
     """Clean up at the end. An error of the clean-up never hides the evaluation's own: it is its context."""
     try:
         yield
@@ -133,8 +137,22 @@ def _cleaned_up(cleanup: Callable[[], None] | None) -> Generator[None]:
                 error.__context__ = second
                 error.add_note(f"cleaning up failed, too: {text_of(second)}")
         raise
-    if cleanup is not None:
-        cleanup()
+    with agreed(group, members):
+        if cleanup is not None:
+            cleanup()
+
+
+def _entered(
+    held: ExitStack, seed: int | None, total: int, *, shown: bool
+) -> tuple[Callable[[int], object], BaseException | None]:
+    """Seed the generators until the end, and show how far it is; return what to tell, and what went wrong."""
+    try:
+        if seed is not None:
+            held.enter_context(seeded(seed))
+        bar = held.enter_context(progress_bar("evaluation", total, shown=shown))
+    except Exception as error:  # noqa: BLE001 - the peers must hear of it
+        return str, error
+    return lambda more: bar(more=more), None
 
 
 @contextmanager
@@ -175,7 +193,7 @@ def _shared(
     sample_id: Field,
     tags: Field,
     arguments: Mapping[str, Any],
-    error: Exception | None,
+    error: BaseException | None,
     group: ProcessGroup | None,
     members: Sequence[int],
     at: int,
@@ -187,7 +205,9 @@ def _shared(
         held = ids_of(samples, sample_id) if error is None else {}
         named = {each: tags_of(sample, tags) for each, sample in held.items()}
         integers = [each for each, sample in held.items() if is_integer(sample, sample_id)]
-    except Exception as exc:  # noqa: BLE001 - whatever it is, the peers must hear of it
+        if arguments["step"] is not None:
+            as_step(arguments["step"])
+    except TOLD as exc:  # whatever it is, the peers must hear of it
         error = exc
     mine = _Told(list(held), integers, arguments, text_of(error))
     told: list[_Told] = collective.tell(mine, group)
@@ -216,7 +236,7 @@ def _check_agreed(told: Sequence[_Told], members: Sequence[int]) -> None:
 
 
 def _gathered(
-    own: tuple[list[SampleResult], Exception | None],
+    own: tuple[list[SampleResult], BaseException | None],
     share: _Share,
     group: ProcessGroup | None,
     members: Sequence[int],
@@ -239,10 +259,17 @@ def _gathered(
 
 
 def _one_by_one(
-    fn: Callable[[Any], Any], share: _Share, concurrency: int, seed: int | None, tell: Callable[[int], None]
-) -> tuple[list[SampleResult], Exception | None]:
+    fn: Callable[[Any], Any],
+    share: _Share,
+    concurrency: int,
+    seed: int | None,
+    tell: Callable[[int], object],
+    wrong: BaseException | None,
+) -> tuple[list[SampleResult], BaseException | None]:
     """Evaluate this rank's samples; return what was found, and what stopped it."""
     found: list[SampleResult] = []
+    if wrong is not None:
+        return found, wrong
     try:
         if _is_async(fn):
             _run(_concurrently(fn, share, concurrency, seed, found, tell))
@@ -253,7 +280,7 @@ def _one_by_one(
             with _about(each):
                 found.append(share.result(each, fn(sample)))
             tell(1)
-    except Exception as error:  # noqa: BLE001 - the peers must hear of it, then it is raised
+    except TOLD as error:  # the peers must hear of it, then it is raised
         return found, error
     return found, None
 
@@ -291,7 +318,7 @@ async def _concurrently(
     concurrency: int,
     seed: int | None,
     found: list[SampleResult],
-    tell: Callable[[int], None],
+    tell: Callable[[int], object],
 ) -> None:
     """Evaluate with at most `concurrency` coroutines at a time; the first error ends the others."""
     if concurrency < 1:
@@ -300,7 +327,12 @@ async def _concurrently(
     seed_tasks(asyncio.get_running_loop())
 
     async def one(sample: Any) -> Any:
-        return await fn(sample)
+        try:
+            return await fn(sample)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # by us, for another one failed
+            raise errors.EvaluationError(f"expected a result, got cancelled: {error}") from error
 
     async def work(waiting: Iterator[Sample]) -> None:
         for each, sample in waiting:
@@ -324,9 +356,15 @@ def _batches(
     max_memory: float,
     seed: int | None,
     group: ProcessGroup | None,
-    tell: Callable[[int], None],
-) -> tuple[list[SampleResult], Exception | None]:
+    tell: Callable[[int], object],
+    wrong: BaseException | None,
+) -> tuple[list[SampleResult], BaseException | None]:
     """Evaluate this rank's samples in batches; errors are agreed on already, and raised."""
+
+    def items() -> Iterator[Sample]:
+        if wrong is not None:
+            raise wrong
+        yield from share.samples.items()
 
     def evaluate(batch: list[Sample]) -> list[SampleResult]:
         if seed is not None:
@@ -339,7 +377,7 @@ def _batches(
     evaluate.__module__, evaluate.__qualname__ = getattr(fn, "__module__", ""), _name(fn)
     done = adaptive_batch_evaluation(
         evaluate,
-        list(share.samples.items()),
+        items(),
         max_memory,
         batch_size=batch_size,
         group=group,

@@ -7,10 +7,10 @@ c_i now:
     PSI = Σ (c_i - r_i) · ln(c_i / r_i)          under 0.1 none · 0.1 to 0.25 some · above 0.25 much
 
 (Siddiqi 2006, "Credit Risk Scorecards"; a share of 0 counts as half a sample.) Small windows have a PSI above
-0 by chance alone: about (1/n + 1/m) χ² with B-1 degrees of freedom (Yurdakul 2018, "Statistical Properties of
-Population Stability Index"), so it must also exceed the 99th percentile of that. And the test of Kolmogorov
-and Smirnov for numbers, by scipy: the greatest distance between the two distribution functions, and its
-p-value, which is told but decides nothing: with many samples it sees differences that matter to nobody.
+0 by chance alone, so it must also exceed what chance reaches once in a hundred times: a permutation test,
+the PSI of the same values dealt out anew to two windows of these sizes. And the test of Kolmogorov and
+Smirnov for numbers, by scipy: the greatest distance between the two distribution functions, and its p-value,
+which is told but decides nothing: with many samples it sees differences that matter to nobody.
 
 Both look at values, not at their order: the same values in another order are no drift.
 """
@@ -18,9 +18,8 @@ Both look at values, not at their order: the same values in another order are no
 from __future__ import annotations
 
 import importlib
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +29,7 @@ import numpy as np
 from eventlog import errors
 
 from .. import collective
+from .failure import TOLD, agreed, raise_together, text_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ __all__ = [
 THRESHOLD: Final = 0.1
 BINS: Final = 10
 _EXACT: Final = 10_000  # pairs up to which the p-value is exact
-_Z99: Final = 2.3263478740408408  # 99th percentile of the normal distribution
+_DEALS: Final = 999  # permutations; more would move the 99th percentile by less than it means
 Window = Sequence[float] | Sequence[str]
 
 
@@ -76,8 +76,7 @@ def measure_drift(reference: Window, current: Window, threshold: float = THRESHO
         raise errors.EvaluationError("expected two windows of numbers or two of texts, got one of each")
     if not len(before) or not len(now):
         raise errors.EvaluationError(f"expected two windows with values, got {len(before)} and {len(now)}")
-    psi, bins = _psi(before, now)
-    by_chance = _by_chance(len(before), len(now), bins)
+    psi, by_chance = float(_psi(*_counted(before, now))), _by_chance(_pooled(before, now), len(before))
     ks, p_value = None, None
     if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
         ks, p_value = kolmogorov_smirnov(before, now)
@@ -86,7 +85,7 @@ def measure_drift(reference: Window, current: Window, threshold: float = THRESHO
 
 def population_stability_index(reference: Window, current: Window) -> float:
     """Return the PSI between two windows of numbers or of texts; see the module."""
-    return _psi(_window(reference), _window(current))[0]
+    return float(_psi(*_counted(_window(reference), _window(current))))
 
 
 def kolmogorov_smirnov(reference: Any, current: Any) -> tuple[float | None, float | None]:
@@ -115,16 +114,28 @@ def _window(values: Iterable[Any]) -> Floats | list[str]:
         raise errors.EvaluationError("expected numbers only, or texts only, in a window") from None
 
 
-def _psi(reference: Floats | list[str], current: Floats | list[str]) -> tuple[float, int]:
-    """Return the PSI, and over how many bins."""
+def _counted(reference: Floats | list[str], current: Floats | list[str]) -> tuple[Floats, Floats]:
+    """Return how many values of each window lie in each of their bins."""
     before, now = _binned(reference, current)
     bins = sorted(before.keys() | now.keys())
-    n, m = len(reference), len(current)
-    psi = 0.0
-    for each in bins:
-        r, c = max(before.get(each, 0.0), 0.5) / n, max(now.get(each, 0.0), 0.5) / m
-        psi += (c - r) * math.log(c / r)
-    return psi, len(bins)
+    return np.array([before.get(each, 0.0) for each in bins]), np.array([now.get(each, 0.0) for each in bins])
+
+
+def _pooled(reference: Any, current: Any) -> NDArray[np.int64]:
+    """Return how many values of both lie in each bin, whole: one on an edge is in the lower one."""
+    if not isinstance(reference, np.ndarray):
+        return np.array([*Counter([*reference, *current]).values()])
+    edges = _edges(np.sort(reference[~np.isnan(reference)]))
+    values = np.concatenate([reference, current])
+    places = np.where(np.isnan(values), -1, np.searchsorted(edges, values))
+    return np.unique(places, return_counts=True)[1]
+
+
+def _psi(before: NDArray[Any], now: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the PSI of counts, over the last axis."""
+    r = np.maximum(before, 0.5) / before.sum(axis=-1, keepdims=True)
+    c = np.maximum(now, 0.5) / now.sum(axis=-1, keepdims=True)
+    return ((c - r) * np.log(c / r)).sum(axis=-1)
 
 
 def _binned(reference: Any, current: Any) -> tuple[Mapping[Any, float], Mapping[Any, float]]:
@@ -160,26 +171,28 @@ def _counts(values: Floats, edges: Floats) -> dict[int, float]:
     return found | ({-1: float(len(values) - len(known))} if len(known) < len(values) else {})
 
 
-def _by_chance(n: int, m: int, bins: int) -> float:
-    """Return what the PSI of two windows of one distribution stays under, 99 times in 100."""
-    k = bins - 1
-    if k < 1:
-        return 0.0
-    chi2 = k * (1 - 2 / (9 * k) + _Z99 * math.sqrt(2 / (9 * k))) ** 3  # Wilson & Hilferty 1931
-    return (1 / n + 1 / m) * chi2
+def _by_chance(pooled: NDArray[np.int64], n: int) -> float:
+    """Return what the PSI of values dealt out anew, n to the first window, stays under 99 times in 100.
+
+    `pooled`: how many of them lie in each bin. Always the same for the same counts, in whatever order.
+    """
+    pooled = np.sort(pooled)
+    deal = np.random.default_rng(0).multivariate_hypergeometric
+    dealt = deal(pooled, n, _DEALS, method="marginals")
+    return float(np.quantile(_psi(dealt, pooled - dealt), 0.99))
 
 
 # -- the validation set ----------------------------------------------------------------------------
 
 
 def describe(sample: Any) -> dict[str, float | str]:
-    """Return what of a sample can drift: a number itself, a text's length, of a mapping each item's so.
+    """Return what of a sample can drift: a number, the length of a text or list, of a mapping each item's.
 
     Ids are left out; the tags of a mapping are categories.
     """
-    if isinstance(sample, bool | int | float):
+    if isinstance(sample, bool | int | float | np.number | np.bool_):
         return {"value": float(sample)}
-    if isinstance(sample, str):
+    if isinstance(sample, Sequence) or len(getattr(sample, "shape", ())):  # token ids, chat messages
         return {"length": float(len(sample))}
     if not isinstance(sample, Mapping):
         return {}
@@ -212,6 +225,10 @@ class ValidationSet:
     reason: str | None = None
     scores: list[tuple[float, float]] = field(default_factory=list["tuple[float, float]"])
 
+    def __post_init__(self) -> None:
+        if isinstance(self.loader, Iterator):  # which can be read but once
+            self.loader = list(self.loader)
+
     def update(
         self,
         current: Iterable[Any],
@@ -230,16 +247,27 @@ class ValidationSet:
         if training is not None and evaluation is not None:
             self.scores = [*self.scores, (training, evaluation)][-self.patience - 1 :]
         self.stalled = _stalled(self.scores, self.patience)
-        self.drift = self._measured(current) if epoch % self.every == 0 else {}
+        acting, members, _ = collective.joined(self.group)
+        error = None
+        try:
+            self.drift = self._measured(current) if epoch % self.every == 0 else {}
+        except TOLD as failed:  # the peers must hear of it, then it is raised
+            self.drift, error = {}, failed
         names = sorted(name for name, each in self.drift.items() if each.drifted)
         reasons = [f"drift of {', '.join(names)}"] if names else []
         reasons += ["training improves, evaluation stalls"] if self.stalled else []
-        acting = collective.joined(self.group)[0]
-        told = [each for each in collective.tell("; ".join(reasons), acting) if each]
-        if told:
-            self.reason, self.scores = told[0], []
-            self.loader = self.refresh(told[0])
+        told = collective.tell(("; ".join(reasons), text_of(error)), acting)
+        raise_together(error, [text for _, text in told], members)
+        if found := [each for each, _ in told if each]:
+            self._refresh(found[0])
         return self.loader
+
+    def _refresh(self, reason: str) -> None:
+        """Take a new set on all ranks, or on none: what one rank's callback raises is raised on all."""
+        acting, members, _ = collective.joined(self.group)
+        with agreed(acting, members):
+            loader = self.refresh(reason)
+        self.loader, self.reason, self.scores = loader, reason, []
 
     def _measured(self, current: Iterable[Any]) -> dict[str, Drift]:
         before, now = _columns(self.loader, self.features), _columns(current, self.features)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import eventlog
 from eventlog import as_step
 
-from .. import collective
-from . import memory
+from .. import collective, stats_tracker
+from . import past
+from .failure import TOLD, raise_together, text_of
+from .results import TRACKER
 from .schedule import Position, Progress, Schedule
 
 if TYPE_CHECKING:
@@ -119,9 +122,11 @@ class Evaluator:
 
     `config` is an EvaluatorConfig or anything with those names. All ranks call the same methods. With
     torch.distributed running, rank 0 (of `group`, if given) decides for all where seconds are configured,
-    before training, and at the first check after a resume. Where a log is started it remembers which
-    evaluations were committed: a resumed run repeats none of them and makes up for the one that was lost.
-    Evaluators on schedules of their own have names of their own.
+    before training, and at the first check after a resume; and all tell each other how an evaluation went:
+    one that failed on any rank is an error on all, and due again at the next check. Where a log is started it
+    remembers which evaluations were committed: a resumed run repeats none of them and makes up for the one
+    that was lost. Evaluators on schedules of their own have names of their own: what they record into the
+    `eval-rollout` tracker begins with that name.
     """
 
     def __init__(
@@ -147,7 +152,7 @@ class Evaluator:
             clock=clock,
         )
         self._progress = self.freq_ctl.progress
-        self._memory: memory.Memory | None = None
+        self._past: past.Past | None = None
         self._claimed: int | None = None  # the last evaluation, as a restored state says
         self._restored = self._checked = self._asked_before = self._said = False
 
@@ -157,10 +162,9 @@ class Evaluator:
         """Evaluate before the first update, once per run; after a resume, make up for what was lost.
 
         `global_step` is that of the checkpoint's last update (-1: none); by default as the restored state
-        says. The commit of the first step holds the result, tagged "before". Returns what `evaluate_fn`
-        returned, or None.
+        says. The commit of the first step holds the result, tagged "before"; where another evaluation may be
+        due by then, what this one records begins with `before/`. Returns what `evaluate_fn` returned.
         """
-        self._asked_before = True
         progress = self._progress
         updates = progress.position.updates if global_step is None else _updates(global_step)
         owed = self._recall(updates)
@@ -172,7 +176,9 @@ class Evaluator:
             at = Position()
             due = self.freq_ctl.before and not progress.before_done
         together = bool(updates) or self.freq_ctl.before  # else nothing can be due on any rank
-        return self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=together))
+        result = self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=together))
+        self._asked_before = True
+        return result
 
     def evaluate(
         self, evaluate_fn: Callable[[], T] | None, epoch: int, step: int, global_step: int
@@ -187,8 +193,9 @@ class Evaluator:
         resumed = not self._checked and (self._restored or at.updates > 1)
         owed = self._recall(at.updates - 1) if resumed else False
         due = owed or self._first_of_run(at) or self._progress.due(at)
+        result = self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=resumed))
         self._checked = True
-        return self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=resumed))
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON takes it."""
@@ -197,7 +204,7 @@ class Evaluator:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the state of a checkpoint, ours or AReaL's, on every rank; the configuration wins."""
         self.freq_ctl.load_state_dict(state_dict)
-        self._restored, self._checked, self._memory = True, False, None
+        self._restored, self._checked, self._past = True, False, None
         self._claimed = self._progress.evaluated
 
     def _first_of_run(self, at: Position) -> bool:
@@ -207,26 +214,55 @@ class Evaluator:
             return False
         if self._restored:
             return progress.position.updates == 0
-        return at.updates == 1 or self._memory is None or not self._memory.known
+        return at.updates == 1 or self._past is None or not self._past.known
 
     def _measure(self, evaluate_fn: Callable[[], T] | None, at: Position, due: bool) -> T | None:
         progress = self._progress
-        progress.advance(at)
         if not due:
+            progress.advance(at)
             return None
+        result = self._together(evaluate_fn, at)
+        progress.advance(at)
         if evaluate_fn is None:
-            self._say_skipped()
             return None
-        try:
-            result = evaluate_fn()
-        finally:
-            progress.restart()
+        progress.restart()
         progress.evaluated, self._claimed = at.updates, None
         progress.before_done = True  # or it is too late for it
         log = eventlog.current()
         if log is not None:
-            log.tag(memory.tags(self.name, at.updates))
+            log.note(past.tags(self.name, at.updates))
         return result
+
+    def _together(self, evaluate_fn: Callable[[], T] | None, at: Position) -> T | None:
+        """Evaluate; raise on all ranks what goes wrong on any. Those without a function only listen."""
+        result, error = None, None
+        if evaluate_fn is None:
+            self._say_skipped()
+        else:
+            scope = "/".join(filter(None, (self.name.strip("/"), "before" if self._apart(at) else "")))
+            tracker = stats_tracker.get(TRACKER)
+            try:
+                with tracker.scope(scope) if scope else nullcontext():
+                    result = evaluate_fn()
+            except TOLD as failed:  # the peers must hear of it, then it is raised
+                error = failed
+        acting, members, _ = collective.joined(self.freq_ctl.group)
+        told = collective.tell((text_of(error), self._news(result)), acting)
+        raise_together(error, [text for text, _ in told], members)
+        self._heard([news for _, news in told])
+        return result
+
+    def _news(self, result: Any) -> Any:
+        """Return what to tell the peers of a result."""
+
+    def _heard(self, news: list[Any]) -> None:
+        """Take what the ranks told of their results."""
+
+    def _apart(self, at: Position) -> bool:
+        """Whether the untouched model is measured, and another evaluation may get into the same commit."""
+        first = Position(int(self.ft_spec.steps_per_epoch == 1), 1)
+        schedule = self._progress.schedule
+        return not at.updates and (schedule.seconds is not None or schedule.due(Position(), first))
 
     def _say_skipped(self) -> None:
         if not self._said:
@@ -238,12 +274,11 @@ class Evaluator:
 
         Only rank 0 looks: it decides for all.
         """
-        if self._memory is None:
-            leads = collective.joined(self.freq_ctl.group)[2] == 0
-            log = eventlog.current() if leads else None
-            steps = self.ft_spec.steps_per_epoch
-            self._memory = memory.Memory() if log is None else memory.recall(log, self.name, steps)
-        complete = {done: epochs for done, epochs in self._memory.complete.items() if done <= updates}
+        if self._past is None:
+            self._past = self._look_back()
+            if updates and (log := eventlog.current()) is not None:
+                log.note(past.resumed(self.name, updates))
+        complete = {done: epochs for done, epochs in self._past.complete.items() if done <= updates}
         progress = self._progress
         progress.before_done |= bool(complete)
         newest = max(complete, default=0)
@@ -251,7 +286,17 @@ class Evaluator:
             progress.advance(Position(max(progress.position.epochs, complete[newest]), newest))
             progress.restart()
         claimed = self._claimed
-        return claimed is not None and claimed <= updates and self._memory.lost(claimed)
+        return claimed is not None and claimed <= updates and self._past.lost(claimed)
+
+    def _look_back(self) -> past.Past:
+        log = eventlog.current() if collective.joined(self.freq_ctl.group)[2] == 0 else None
+        if log is None:
+            return past.Past()
+        try:
+            return past.recall(log, self.name, self.ft_spec.steps_per_epoch)
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for this one's decision
+            _log.warning("the log's past evaluations cannot be read (%s): %s", text_of(error), log.run.path)
+            return past.Past()
 
 
 def _updates(global_step: int) -> int:

@@ -1,9 +1,9 @@
 """Hard examples: samples perturbed by any generator, and those that were answered worst.
 
-    harder = perturbed(samples, typos("prompt", rate=0.1), name="typos", copies=2) results =
-    evaluate_distributed(score, [*samples, *harder]) compute_aggregated_metrics(results, by=["perturbation"])
-    # how far each perturbation lowers the score again = mined(results, samples, "accuracy", share=0.1)
-    # the tenth that was answered worst
+    harder = perturbed(samples, typos("prompt", rate=0.1), name="typos", copies=2)
+    results = evaluate_distributed(score, [*samples, *harder])
+    compute_aggregated_metrics(results, by=["perturbation"])    # how far each perturbation lowers the score
+    again = mined(results, samples, "accuracy", share=0.1)      # the tenth that was answered worst
 
 An adversarial generator is one that looks at the model: it is given the sample and its own random numbers,
 and may do what it likes.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from eventlog import errors
 
 from .samples import Field, id_of, ids_of, tags_of
-from .sampling import number_of
+from .sampling import number_of, share_of
 
 if TYPE_CHECKING:
     from .results import SampleResult
@@ -40,10 +40,10 @@ def perturbed(
     seed: int = 0,
     sample_id: str = "id",
 ) -> list[Any]:
-    """Return `copies` perturbed versions of every sample, with ids `id~name`, `id~name~1`, … and tags.
+    """Return `copies` perturbed versions of every sample, with ids `id~name`, `id~name~1`, … and a tag.
 
     `generator(sample, rng)` returns a whole sample or only what differs; the same seed gives the same ones,
-    whatever the order. Tags say `perturbation` and `origin`. Samples are mappings or dataclasses with a field
+    whatever the order. The tag `perturbation` is the name. Samples are mappings or dataclasses with a field
     for the id and, where they are to be tagged, one named `tags` (mappings get it).
     """
     return [
@@ -57,7 +57,8 @@ def _perturbed(sample: Any, generator: Generator, name: str, copy: int, seed: in
     origin = id_of(sample, sample_id)
     own = f"{origin}~{name}" + (f"~{copy}" if copy else "")
     made = generator(sample, random.Random(number_of(seed, own)))  # noqa: S311 - no secret
-    tags = {**tags_of(sample), "perturbation": name, "origin": origin}
+    # no tag of its own: samples of the same tags are recorded together
+    tags = {**tags_of(sample), "perturbation": name}
     return _with(sample if isinstance(made, Mapping) else made, made, {sample_id: own, "tags": tags})
 
 
@@ -99,16 +100,21 @@ def mined(
 ) -> list[Any]:
     """Return the samples that came out worst: ceil(share · n) with the lowest (or highest) value of a metric.
 
-    Those without the metric are left out, NaN counts as worst, ties go by id.
+    Those without the metric are left out, NaN counts as worst, ties go by id. An EvaluationError for a metric
+    that no result has.
     """
     if not 0 < share <= 1:
         raise errors.EvaluationError(f"expected a share above 0 and at most 1, got {share!r}")
-    values = {each.id: each.values[metric] for each in results if metric in each.values}
+    found = list(results)
+    values = {each.id: each.values[metric] for each in found if metric in each.values}
+    if found and not values:
+        known = ", ".join(map(repr, sorted({name for each in found for name in each.values}))) or "none"
+        raise errors.EvaluationError(f"expected the metric {metric!r} among the results, got {known}")
     sign = -1 if highest else 1
 
     def badness(each: str) -> tuple[float, str]:
         value = values[each]
         return (-math.inf if math.isnan(value) else sign * value), each
 
-    chosen = set(sorted(values, key=badness)[: math.ceil(share * len(values))])
+    chosen = set(sorted(values, key=badness)[: share_of(share, len(values))])
     return [sample for each, sample in ids_of(samples, sample_id).items() if each in chosen]

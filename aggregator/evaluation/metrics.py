@@ -170,8 +170,9 @@ def rouge(
 ) -> dict[str, float]:
     """Return the mean F1 of each kind of ROUGE, 0 to 1, of several references the best; {} without texts.
 
-    By rouge-score with stemming (Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"). Needs
-    the extra `eval`.
+    By rouge-score with stemming (Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"), which
+    sees Latin letters and digits only: texts in other scripts come to 0.0, however alike. Needs the extra
+    `eval`.
     """
     texts = _paired(hypotheses, references)
     if not texts:

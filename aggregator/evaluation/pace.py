@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
-from .. import collective
 from .evaluator import Evaluator, EvaluatorConfig, FinetuneSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed import ProcessGroup
 
 __all__ = ["AdaptiveEvaluator", "Pace", "advise_schedule"]
@@ -34,9 +31,9 @@ def advise_schedule(
     """Return when to evaluate with so many samples.
 
     Under 10 000 every 100 steps; up to 100 000 every epoch and every 1000 steps; above that every epoch.
-    Where `total_steps` says how long the training is, never more often than every tenth of it, above 10 000
-    samples every fifth: what is configured in steps is rounded up to that, and in epochs with
-    `steps_per_epoch`.
+    Where `total_steps` says how long the training is, never more often than every tenth of it, from 10 000
+    samples on every fifth: by one trigger alone, the rarer of the two. Epochs then need `steps_per_epoch`:
+    an EvaluationError above 100 000 samples without it.
     """
     if n_samples < 1:
         raise errors.EvaluationError(f"expected 1 sample or more, got {n_samples}")
@@ -49,8 +46,16 @@ def advise_schedule(
     if total_steps is not None:
         least = math.ceil(total_steps / parts)
         steps = None if steps is None else max(steps, least)
-        if epochs is not None and steps_per_epoch is not None:
+        if steps_per_epoch is not None and epochs is not None:
             epochs = max(epochs, math.ceil(least / steps_per_epoch))
+            rarer = steps is None or epochs * steps_per_epoch > steps
+            steps, epochs = (None, epochs) if rarer else (steps, None)
+        elif steps is None:
+            raise errors.EvaluationError(
+                f"expected steps_per_epoch with total_steps for {n_samples} samples (by epochs), got none"
+            )
+        else:
+            epochs = None
     return EvaluatorConfig(freq_steps=steps, freq_epochs=epochs)
 
 
@@ -98,8 +103,9 @@ class AdaptiveEvaluator(Evaluator):
         evaluator = AdaptiveEvaluator(config, ft_spec, metric="accuracy", pace=Pace(least=50, most=800))
 
     Evaluations fall on multiples of the interval in force: it starts at `pace.least` (`freq_steps` is not
-    used; epochs and seconds stay as configured). Rank 0's result decides for all ranks. The pace is part of
-    the state.
+    used; epochs and seconds stay as configured). What the evaluation returns is a number, or numbers by name;
+    that of the first rank that returns one decides for all. An EvaluationError for results without the
+    metric. The pace is part of the state.
     """
 
     def __init__(
@@ -113,21 +119,13 @@ class AdaptiveEvaluator(Evaluator):
         **options: Any,
     ) -> None:
         super().__init__(config, ft_spec, group=group, **options)
-        self.metric, self._group = metric, group
+        self.metric = metric
         self._take(pace)
 
     @property
     def interval(self) -> int:
         """Steps between two evaluations, as of now."""
         return self.pace.interval
-
-    def evaluate(self, evaluate_fn: Callable[[], Any] | None, epoch: int, step: int, global_step: int) -> Any:
-        """Evaluate if it is due, and adapt to what came out; see `Evaluator.evaluate`."""
-        return self._adapted(super().evaluate(evaluate_fn, epoch, step, global_step))
-
-    def before_train(self, evaluate_fn: Callable[[], Any] | None, *, global_step: int | None = None) -> Any:
-        """Evaluate before the first update; see `Evaluator.before_train`."""
-        return self._adapted(super().before_train(evaluate_fn, global_step=global_step))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON takes it."""
@@ -146,13 +144,24 @@ class AdaptiveEvaluator(Evaluator):
         progress = self.freq_ctl.progress
         progress.schedule = replace(progress.schedule, steps=pace.interval)
 
-    def _adapted(self, result: Any) -> Any:
-        """Adapt to a result; None is none, on all ranks alike."""
+    def _news(self, result: Any) -> Any:
+        """Return this rank's number (None: no result), or a text that says what is wrong with it."""
         if result is None:
             return None
-        value = result.get(self.metric) if isinstance(result, Mapping) else result
-        group = collective.joined(self._group)[0]
-        value = collective.tell(float(value) if isinstance(value, int | float) else None, group)[0]
-        if value is not None:
-            self._take(self.pace.after(value))
-        return result
+        value = result
+        if isinstance(result, Mapping):
+            if self.metric not in result:
+                known = ", ".join(map(repr, sorted(map(str, result)))) or "none"
+                return f"expected the metric {self.metric!r} among the results, got {known}"
+            value = result[self.metric]
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError, RuntimeError):  # the last one of a tensor of several numbers
+            got = f"{type(value).__name__} {value!r:.80}"
+            return f"expected a number for the metric {self.metric!r}, got {got}"
+
+    def _heard(self, news: list[Any]) -> None:
+        if wrong := [each for each in news if isinstance(each, str)]:
+            raise errors.EvaluationError(wrong[0])
+        if numbers := [each for each in news if each is not None]:
+            self._take(self.pace.after(numbers[0]))

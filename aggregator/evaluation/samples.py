@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from eventlog import errors
+from eventlog import as_key, errors
 
 __all__ = ["Field", "check_unambiguous", "deal", "id_of", "ids_of", "is_integer", "tags_of"]
 
@@ -59,7 +59,8 @@ def is_integer(sample: Any, field: Field = "id") -> bool:
 def _key_of(sample: Any, field: Field) -> str | int:
     found = _get(sample, field)
     if isinstance(found, str) and found:
-        return str(found)
+        as_key(found, "sample id")  # refuses what the log cannot hold
+        return str.__str__(found)  # plain: it is told to the other ranks
     if (number := _integer(found)) is not None:
         return number
     got = "none" if found is _MISSING else repr(found)
@@ -85,8 +86,7 @@ def tags_of(sample: Any, field: Field = "tags") -> dict[str, Any]:
     if found is _MISSING or found is None:
         return {}
     try:
-        tags = dict(found)
-        json.dumps(tags, sort_keys=True)
+        tags = json.loads(json.dumps(dict(found), sort_keys=True))  # plain: it is told to the other ranks
     except (TypeError, ValueError):
         raise errors.EvaluationError(
             f"expected tags by name, as JSON takes them, got {found!r:.80} for {sample!r:.80}"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from eventlog import open_file, schema
+from eventlog import open_file, schema, sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,19 +94,9 @@ class NewFile:
         os.fsync(self._file.fileno())
         self._file.close()
         self._temporary.replace(self._path)
-        settle(self._path.parent)
+        sync_folder(self._path.parent)
         rest = [self._crc] if self._size % BLOCK else []
         return Stamp(self._size, (*self._checksums, *rest))
-
-
-def settle(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where the file system knows how."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class CheckedFile:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from eventlog import errors, read_json, schema, write_json
+from eventlog import WindowSet, errors, fixed, read_json, schema, sync_folder, write_json
 
-from .checked import TEMPORARY, settle
-from .compacted import FOLDER, FORMAT, MOVED, Compacted, by_name, name_of, read_part
+from .checked import TEMPORARY
+from .compacted import FOLDER, FORMAT, Compacted, by_name, name_of, read_part
 from .engine import Engine
 from .history import load
 from .parquet import write_part
@@ -103,7 +104,7 @@ def compact(
     NotARunError, FormatVersionError; RunDirectoryError when RUN/tables cannot be written; DependencyError
     without Ray.
     """
-    path, crew = Path(run_dir), Engine(engine, workers)
+    path, crew = fixed(run_dir), Engine(engine, workers)
     history = load(path, str(path))
     try:
         return _compacted(path, history, crew, part_bytes, done, drop_sources=drop_sources)
@@ -206,7 +207,7 @@ def _limit(state: SessionState, stream: schema.Stream) -> int | None:
 def _finished(
     reader: RunReader,
     files: Sequence[Any],
-    covered: Mapping[Path, Sequence[tuple[int, int]]],
+    covered: Mapping[Path, WindowSet],
     limit: int | None,
     step_of: Callable[[int], int],
 ) -> Iterator[_Frame]:
@@ -217,7 +218,7 @@ def _finished(
     for place in reader.places(files):
         path, after = place.file.data, 0
         file = name_of(reader.run, place.file)
-        ranges = covered.get(path, ())
+        kept = covered.get(path, ())
         with reader.opened(place.file, newest=place.newest) as segment:
             for slot, record in segment.entries() if segment.has_data else ():
                 if record is None or record.type != schema.RecordType.FRAME:
@@ -228,7 +229,7 @@ def _finished(
                 if record.window >= 0 and not record.last_of_window:
                     open_windows.add(record.window)
                 open_windows -= {record.window} if record.last_of_window else set()
-                if not any(first <= slot < stop for first, stop in ranges):
+                if slot not in kept:
                     held.append(_Frame(place.file.stream, file, after, slot, record.length, step))
                 after = slot
                 if not open_windows:
@@ -290,7 +291,7 @@ def _written(task: Task) -> _Made:
     rows = sum(file["rows"] for file in files.values())
     if not covers:
         return _Made("", 0, problems)
-    write_json(
+    _keep(
         path,
         {
             "format": FORMAT,
@@ -304,15 +305,20 @@ def _written(task: Task) -> _Made:
             "files": files,
         },
     )
+    return _Made(path.name, rows, problems)
+
+
+def _keep(path: Path, told: dict[str, Any]) -> None:
+    """Write a JSON file, and bring it to the disk."""
+    write_json(path, told)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    settle(folder)
-    return _Made(path.name, rows, problems)
+    sync_folder(path.parent)
 
 
 def _sweep(folder: Path) -> None:
     """Remove what a compaction that was killed left unfinished, once no other can be at it."""
-    for path in folder.glob(f".*{TEMPORARY}"):
+    for path in folder.rglob(f".*{TEMPORARY}"):
         try:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
@@ -341,21 +347,13 @@ def _drop(history: History, compacted: Compacted) -> int:
         with reader.opened(file, newest=False) as segment:
             there = segment.has_data
             frames = [i for i, r in segment.entries() if r is None or r.type == schema.RecordType.FRAME]
-        ranges = covered.get(file.data, ())
-        if there and frames and all(any(first <= i < stop for first, stop in ranges) for i in frames):
-            _note_moved(run.path, file.data.name)
-            dropped += file.data.stat().st_size
-            file.data.unlink()
+        if there and frames and covered.get(file.data, WindowSet()) >= set(frames):
+            mark = run.moved_mark(file)
+            mark.parent.mkdir(exist_ok=True)
+            sync_folder(mark.parent.parent)
+            _keep(mark, {})  # of its own: another compaction may be at it too
+            with suppress(FileNotFoundError):  # the other was quicker
+                size = file.data.stat().st_size
+                file.data.unlink()
+                dropped += size
     return dropped
-
-
-def _note_moved(path: Path, name: str) -> None:
-    moved = path / MOVED
-    try:
-        streams = read_json(moved)["streams"]
-    except (errors.ManifestError, KeyError):
-        streams = []
-    write_json(moved, {"streams": sorted({*streams, name})})
-    with moved.open("rb") as file:
-        os.fsync(file.fileno())
-    settle(moved.parent)

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eventlog import Problem, errors, open_file, read_json, schema
+from eventlog import Problem, WindowSet, errors, is_there, open_file, read_json, schema
 
 from .checked import CheckedFile, Stamp
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "tables"
 FORMAT: Final = 1
-MOVED: Final = f"{FOLDER}/moved.json"  # names the payload streams whose rows are in tables alone
 RECORDS, EXPORTS, COMMITS, PAYLOAD = "records", "exports", "commits", "payload"
 # Which tables hold the rows of a stream; rows of one stream are trusted together.
 TABLES: Final = {
@@ -163,6 +162,8 @@ class Compacted:
         try:
             return read_part(path)
         except errors.ManifestError as error:
+            if not is_there(path):  # a compaction has just replaced it: there are frames
+                return None
             self._run.found.add(Problem(path, f"is not used: {str(error).rsplit(': ', 1)[0]}"))
             return None
 
@@ -196,14 +197,14 @@ class Compacted:
         """Return why parts are not used."""
         return self._run.problems
 
-    def covered(self) -> dict[Path, list[tuple[int, int]]]:
+    def covered(self) -> dict[Path, WindowSet]:
         """Return the frames that need not be read, as `RunReader.leave_out` takes them."""
-        found: dict[Path, list[tuple[int, int]]] = {}
+        found: dict[Path, WindowSet] = {}
         for stream in schema.Stream:
             for part in self.trusted(stream):
                 for file, cover in part.all(stream):
-                    found.setdefault(self._run.path / file, []).append((cover.first, cover.stop))
-        return {path: _joined(ranges) for path, ranges in found.items()}
+                    found.setdefault(self._run.path / file, WindowSet()).update(cover.first, cover.stop)
+        return found
 
     def tables(self, stream: schema.Stream) -> dict[str, list[pa.Table]]:
         """Return the tables of a stream's rows, part by part; a part of which one is damaged gives none."""
@@ -248,9 +249,11 @@ class Compacted:
                 self._give_up(part, schema.Stream.PAYLOAD, PAYLOAD, error)
 
     def _give_up(self, part: Part, stream: schema.Stream, name: str, error: Exception) -> None:
+        self._bad.add((part.path, stream))
+        if not (is_there(part.path) or self._run.moved()):
+            return  # a compaction has replaced it since: there are frames
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
         self._run.found.add(Problem(part.files[name][0], f"is not used: {said}"))
-        self._bad.add((part.path, stream))
 
 
 class PayloadTable:
@@ -348,14 +351,3 @@ def _opened(path: Path, stamp: Stamp) -> pq.ParquetFile:
 
 def _meet(one: Cover, other: Cover) -> bool:
     return one.first < other.stop and other.first < one.stop
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted(ranges):
-        if found and found[-1][1] >= first:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((first, stop))
-    return found

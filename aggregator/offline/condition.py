@@ -107,6 +107,8 @@ def tests(condition: Condition) -> Iterator[Test]:
 
 def parse(text: str) -> Condition:
     """Read a condition; QueryError, which shows how one looks, for anything else."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.QueryError(f"expected a condition as a text, got {text!r}")
     reader = _Reader(text)
     condition = reader.any()
     if (token := reader.next()) is not None:

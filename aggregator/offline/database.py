@@ -6,24 +6,25 @@ There is no database file, so there is no lock: a run can be read while it is wr
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from importlib import resources
-from itertools import count, pairwise
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
 
 import duckdb
 import pyarrow as pa
-from duckdb import StatementType
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from eventlog import errors
 
 from . import unpacking
 from .names import unknown
+from .query import reading, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from .memory import Memory
 
@@ -46,15 +47,20 @@ _LATER: Final = {
     ),
     "_pooled": frozenset({"percentile", "histogram", "by_sequence"}),
 }
-_READING: Final = (StatementType.SELECT, StatementType.MULTI)  # MULTI: a PIVOT that finds its own columns
+_THREAD: Final = 128 << 20  # bytes that one needs at least: fewer work where the limit is small
 _ROWS: Final = 2048  # of a batch that is answered
-_WORD: Final = re.compile(r"[^\W_]\w*")
-_TEXT: Final = re.compile(r"'\w*'\s*")  # one that may name a view: DuckDB reads from 'metrics'
 _BY_NAME: Final = frozenset({"query", "query_table"})  # functions that read what a text names
-_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+|\([^)]*\)\s*)*", re.IGNORECASE)
 # What DuckDB puts before messages of functions of ours.
 _OURS: Final = re.compile(
-    r"^Invalid Input Error: (Python exception occurred while executing the UDF: QueryError: |(?=expected ))"
+    r"^Invalid Input Error: "
+    r"(Python exception occurred while executing the UDF: (Query|Unanswered)Error: |(?=expected ))"
+)
+_WRONG: Final = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.NotImplementedException,
+    duckdb.ParserException,
+    duckdb.PermissionException,
 )
 _UNKNOWN: Final = re.compile(r"expected a recorded key, got '(.*)'")
 _MEANT: Final = re.compile(r'Did you mean "(\w+)"')
@@ -115,9 +121,13 @@ class Database:
         # DuckDB lets queries read its own directory, so there is nothing else in it. Without one, what does
         # not fit into memory is an error, not a file somewhere.
         self._spill = mkdtemp(prefix="areal-metrics-", dir=memory.spill) if memory.spill else ""
+        self._clear = finalize(self, rmtree, self._spill, ignore_errors=True) if self._spill else None
         self._con.execute("set temp_directory = ?", [self._spill])
         if memory.limit is not None:
             self._con.execute("set memory_limit = ?", [f"{memory.limit}B"])
+            (threads,) = self._con.execute("select current_setting('threads')").fetchall()[0]
+            # Of one thread alone, hash tables are in one piece, which does not spill.
+            self._con.execute("set threads = ?", [max(2, min(threads, memory.limit // _THREAD))])
         self._later = {name: make for name, (_, make) in later.items()}
         for name, table in tables.items():
             self._con.register(name, table)
@@ -157,18 +167,18 @@ class Database:
     def close(self) -> None:
         """Let go of the tables, and of what was spilled."""
         self._con.close()
-        if self._spill:
-            rmtree(self._spill, ignore_errors=True)
+        if self._clear is not None:
+            self._clear()
 
     def sql(self, query: str) -> pa.Table:
         """Answer a query that only reads; QueryError for any other, and for what DuckDB refuses."""
-        self._check(query)
-        self._provide(query)
         try:
-            answer = self._con.sql(query).to_arrow_table()
+            executed = reading(self._con, query)
+            self._provide(query)
+            with self._unchanged():
+                return self._con.sql(executed).to_arrow_table()
         except duckdb.Error as error:
-            raise errors.QueryError(self._near(_explained(error))) from error
-        return answer.rename_columns(_apart(answer.column_names))
+            raise _refusal(error, self._near(_explained(error))) from error
 
     def batches(self, query: str) -> pa.RecordBatchReader:
         """Answer a query of ours a batch at a time; QueryError as `sql`."""
@@ -177,7 +187,7 @@ class Database:
             reader = self._con.sql(query).to_arrow_reader(_ROWS)
             return pa.RecordBatchReader.from_batches(reader.schema, _explaining(reader))
         except duckdb.Error as error:
-            raise errors.QueryError(_explained(error)) from error
+            raise _refusal(error, _explained(error)) from error
 
     def schema(self) -> pa.Table:
         """Return view, column, type and comment of every column."""
@@ -191,36 +201,19 @@ class Database:
         known = self._con.sql("select distinct key::varchar as key from _records").fetchall()
         return unknown(found[1], (key for (key,) in known), "recorded key")
 
-    def _check(self, query: str) -> None:
+    @contextmanager
+    def _unchanged(self) -> Generator[None]:
+        """Let nothing that is executed meanwhile change the database, by DuckDB's own refusal."""
+        self._con.execute("begin transaction read only")
         try:
-            statements = self._con.extract_statements(query)
-        except duckdb.Error as error:
-            raise errors.QueryError(_explained(error)) from error
-        if len(statements) != 1:
-            raise errors.QueryError(f"expected one statement, got {len(statements)}")
-        kind = statements[0].type
-        if kind == StatementType.EXPLAIN:
-            explained = _EXPLAIN.sub("", query, count=1)
-            if explained == query:
-                raise errors.QueryError(
-                    "expected EXPLAIN at the beginning of the query, got something before it"
-                )
-            self._check(explained)
-        elif kind not in _READING:
-            raise errors.QueryError(
-                "expected a SELECT, WITH, DESCRIBE, SUMMARIZE, PIVOT or EXPLAIN statement, "
-                f"got {kind.name}: a session only reads"
-            )
+            yield
+        finally:
+            self._con.execute("rollback")
 
     def _provide(self, query: str) -> None:
         """Make the tables of the views that a query names; that a word is no view's name costs only time."""
-        starts = [*duckdb.tokenize(query), (len(query), None)]
-        words = set[str]()
-        for (start, kind), (stop, _) in pairwise(starts):
-            token = query[start:stop].lower()
-            if kind != duckdb.token_type.string_const or _TEXT.fullmatch(token):
-                words.update(_WORD.findall(token))
-        for name in [name for name in self._later if words & (_LATER[name] | _BY_NAME)]:
+        named = words(query)
+        for name in [name for name in self._later if named & (_LATER[name] | _BY_NAME)]:
             self._con.register(name, self._later[name]())
             del self._later[name]
 
@@ -229,17 +222,13 @@ def _explaining(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise errors.QueryError(_explained(error)) from error
+        raise _refusal(error, _explained(error)) from error
 
 
-def _apart(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are the same: the second `step` is step_1, as in DuckDB's subqueries."""
-    found: dict[str, None] = {}
-    for name in names:
-        numbered = (f"{name}_{i}" for i in count(1))
-        free = (one for one in numbered if one not in found and one not in names)
-        found[next(free) if name in found else name] = None
-    return list(found)
+def _refusal(error: Exception, said: str) -> errors.QueryError:
+    """Return what DuckDB's error is told as: a wrong query, or a proper one that this run does not answer."""
+    wrong = isinstance(error, _WRONG) or "the UDF: QueryError: " in str(error)
+    return errors.QueryError(said) if wrong else errors.UnansweredError(said)
 
 
 def _explained(error: Exception) -> str:

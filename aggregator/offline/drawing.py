@@ -15,8 +15,9 @@ from eventlog import Kind, errors
 
 from .condition import Test, Truth, evaluate, tests
 from .pairing import Pairing, among
-from .payload import Held, Payload, cuts, sampled, sizes
+from .payload import Held, Payload, cuts, sizes
 from .reading import ints
+from .tags import sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _NARROW: Final = ("float32", "float16", "bfloat16")  # dtypes that the payload holds as float32
-MOST: Final = 256 << 20  # bytes of values in memory at a time, where no limit is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Wanted:
     `elsewhere`: the engine that reads them (`scaleout.Elsewhere`), if it is not this process.
     """
 
-    where: Condition | None = None
-    other: str | None = None
-    parts: bool = False
-    most: int = MOST
-    elsewhere: Any = None
+    where: Condition | None
+    other: str | None
+    parts: bool
+    most: int
+    elsewhere: Any
 
     @property
     def alone(self) -> bool:
@@ -163,12 +163,12 @@ class _Joined:
         for test in tests(wanted.where) if wanted.where is not None else ():
             mask = pairing.of_key(test.key)
             if test.compare is None and len(mask) and not pairing.denominator[mask[0]]:
-                raise errors.QueryError(
+                raise errors.UnansweredError(
                     f'expected a comparison with {test.key!r}, as in "{test.key} > 0", got it alone: '
                     "only a mask is true by itself"
                 )
         if wanted.parts and pairing.series[records].any():
-            raise errors.QueryError(
+            raise errors.UnansweredError(
                 f"expected a key recorded under a mask, which has sequences, got "
                 f"{pairing.name(records[0])!r}, which is a scalar"
             )

@@ -7,9 +7,11 @@ that follows from what is asked. Results come in the order of the tasks, whateve
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing.context import SpawnContext, SpawnProcess
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from eventlog import errors
@@ -18,6 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
+
+class _Worker(SpawnProcess):
+    """A process that does not run the caller's script, which may stand without a `__main__` guard."""
+
+    def start(self) -> None:
+        """Start it as if the script had no file: what it works on is all ours, and found by import."""
+        main = sys.modules["__main__"]
+        with _STARTING:
+            known = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+            hidden = {name: value for name, value in known.items() if value is not None}
+            try:
+                for name in hidden:
+                    setattr(main, name, None)
+                super().start()
+            finally:
+                for name, value in hidden.items():
+                    setattr(main, name, value)
+
+
+class _Spawning(SpawnContext):
+    """Starts workers anew, not by a fork: it copies what threads of Arrow and DuckDB were holding."""
+
+    Process = _Worker
+
+
+_STARTING: Final = Lock()
 Name = Literal["local", "ray"]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -41,8 +69,7 @@ class Engine:
         """QueryError for an engine that there is not; DependencyError where Ray is not installed."""
         if name not in ENGINES:
             raise errors.QueryError(f"expected engine to be local or ray, got {name!r}")
-        if workers is not None and workers < 1:
-            raise errors.QueryError(f"expected at least one worker, got {workers}")
+        _check(workers)
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
         self._ray: Any = _ray() if name == "ray" else None
@@ -94,8 +121,7 @@ class Engine:
     ) -> None:
         for left in range(_TRIES, -1, -1):
             if self._pool is None:
-                # Spawned, not forked: a fork copies what threads of Arrow and DuckDB were holding.
-                self._pool = ProcessPoolExecutor(self._workers or os.cpu_count(), get_context("spawn"))
+                self._pool = ProcessPoolExecutor(self._workers or os.cpu_count(), _Spawning())
             try:
                 rest = [i for i in range(len(tasks)) if i not in results]
                 waiting = {self._pool.submit(function, tasks[i]): i for i in rest}
@@ -133,6 +159,13 @@ class Engine:
             (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
             results[waiting.pop(ready)] = ray.get(ready)
             done(len(results), len(tasks))
+
+
+def _check(workers: Any) -> None:
+    if workers is None:
+        return
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise errors.QueryError(f"expected at least one worker, got {workers!r}")
 
 
 def _ray() -> Any:

@@ -6,14 +6,12 @@ leaves a null empty and writes `nan`, JSON Lines says null and "NaN".
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 from pyarrow import csv, ipc, parquet
 
-from eventlog import as_output, errors
+from eventlog import as_output, errors, replacing
 
 from .database import VIEWS
 from .grouping import checked_bound
@@ -21,7 +19,7 @@ from .names import match, unknown
 from .strict import rows_of, strict_json, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from typing import IO
 
@@ -88,28 +86,13 @@ def write(reader: pa.RecordBatchReader, path: Path, form: str) -> int:
         "jsonl": _JsonLines,
     }[form]
     rows = 0
-    with _beside(path) as file:
+    with replacing(as_output(path)) as unfinished, unfinished.open("wb") as file:
         sink = make(file, reader.schema)
         for batch in reader:
             sink.write_batch(batch)
             rows += batch.num_rows
         sink.close()
     return rows
-
-
-@contextmanager
-def _beside(path: Path) -> Generator[IO[bytes]]:
-    """Lend a file that takes the path's place when the block is done."""
-    as_output(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-        unfinished.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def _parquet(file: IO[bytes], schema: pa.Schema) -> _Sink:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from eventlog import errors, moments
+from eventlog import Spread, errors, moments
 
 from .choice import speaking
+from .names import unknown
+from .pairing import among
 from .payload import Payload
 from .placing import groups
 from .reading import NONE, codes, ints, nullable
 from .recompute import moments_of, segments
+from .tags import TAG, names_in, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -28,13 +31,23 @@ if TYPE_CHECKING:
 
 SEQUENCE: Final = "sequence"
 BY: Final = ("step", "epoch", "attempt", "role", "rank", "session", "tracker", SEQUENCE)
+# Why a window with a key has no value to tell, the first that applies, and what to do.
+_LACKING: Final = {
+    "without a step": "commit what is exported, or say which: set_step, export(step=)",
+    "incomplete": "records are lost or still to be written: see info",
+    "superseded": "a later attempt tells these steps: see attempts='all'",
+    "in no export that counts": "it failed, or was of one rank beside the leader: see by='rank'",
+}
 POOLED: Final = pa.schema(
     {
-        **dict.fromkeys(("run", "session", "role", "key", "kind"), pa.string()),
+        **dict.fromkeys(("run", "session", "role", "key", "kind", "spread"), pa.string()),
         **dict.fromkeys(("rank", "record_id", "window", "call", "step", "count"), pa.int64()),
         **dict.fromkeys(("min", "max"), pa.float64()),
     }
 )
+_BY: Final = f"{', '.join(BY)}, and tags, as in 'tags.modality'"
+_SHARES: Final = (Spread.SHARES.value,)
+_ALONE: Final = frozenset({"rank", "session", SEQUENCE})  # by these no two processes are put together
 _OF_PROCESS: Final = frozenset({"role", "rank", "session"})
 
 
@@ -53,8 +66,8 @@ class Asked:
     until: int | None = None
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.by if name not in BY]:
-            raise errors.QueryError(f"expected to group by any of {', '.join(BY)}, got {unknown[0]!r}")
+        if odd := [name for name in self.by if name not in BY and not name.startswith(TAG)]:
+            raise errors.QueryError(f"expected to group by any of {_BY}, got {odd[0]!r}")
 
     @property
     def of_process(self) -> bool:
@@ -66,7 +79,7 @@ def checked_by(by: Any) -> tuple[str, ...]:
     """Return what to group by, each once; QueryError unless it is a name or several."""
     listed = [by] if isinstance(by, str) else by
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
-        raise errors.QueryError(f"expected to group by any of {', '.join(BY)}, got {by!r}")
+        raise errors.QueryError(f"expected to group by any of {_BY}, got {by!r}")
     return tuple(dict.fromkeys(listed))
 
 
@@ -82,7 +95,7 @@ class Pool:
     """Groups of records: `columns` say what each group is, `rows` are its moments.
 
     `records[i]` are the records of the i-th history that are pooled, `steps[i]` the step that each counts
-    for, `of[i]` its group.
+    for, `of[i]` its group. `shares`: which groups are of shares of numbers, put together.
     """
 
     columns: dict[str, pa.Array]
@@ -90,21 +103,19 @@ class Pool:
     records: Sequence[Places]
     steps: Sequence[Ints]
     of: Sequence[Places]
+    shares: Bools
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def pool(histories: Sequence[History], asked: Asked) -> Pool:
-    """Group the records that are asked about; QueryError when there are none."""
-    found = [_between(asked, *_counted(history, asked)) for history in histories]
+    """Group the records that are asked about; UnansweredError when there are none."""
+    counted = [_counted(history, asked) for history in histories]
+    found = [_between(asked, *those) for those in counted]
     sizes = [len(records) for records, _ in found]
     if not sum(sizes):
-        keys = ", ".join(map(repr, asked.keys))
-        raise errors.QueryError(
-            f"expected values of {keys} at some step, got none: "
-            "its windows are unbound, incomplete or superseded, or the steps are others"
-        )
+        raise errors.UnansweredError(_nothing(histories, asked, np.concatenate([s for _, s in counted])))
     names = [*(["key"] if asked.named else []), *(name for name in asked.by if name != SEQUENCE)]
     columns = {name: Column.of(histories, found, name) for name in ("run", *names)}
     numbers, n = groups(*(column.values for column in columns.values()))
@@ -114,8 +125,12 @@ def pool(histories: Sequence[History], asked: Asked) -> Pool:
     said = {name: column.take(first) for name, column in columns.items()}
     records = [places for places, _ in found]
     rows = [moments_of(h.records.table, places) for h, places in zip(histories, records, strict=True)]
-    merged = merge(histories, records, rows, of, n)
-    return Pool(said, merged, records, [steps for _, steps in found], of)
+    steps = [steps for _, steps in found]
+    shares = np.zeros(n, np.bool_)
+    if _ALONE.isdisjoint(asked.by):
+        for history, places, numbers in zip(histories, records, of, strict=True):
+            shares[numbers[among(history, "spread", _SHARES)[places]]] = True
+    return Pool(said, merge(histories, records, steps, rows, of, n), records, steps, of, shares)
 
 
 def counting(history: History, *, every: bool) -> Bools:
@@ -138,9 +153,7 @@ def _counted(history: History, asked: Asked) -> tuple[Places, Ints]:
     """Return (records, their steps): all, where processes are asked about, else those that count once."""
     if asked.of_process:
         placed = history.records
-        words = placed.table["key"].combine_chunks().dictionary.to_pylist()
-        wanted = [i for i, word in enumerate(words) if word in asked.keys]
-        chosen = np.isin(codes(placed.table["key"]), wanted)
+        chosen = among(history, "key", asked.keys)
         chosen &= placed.table["complete"].to_numpy() & (placed.steps != NONE)
         records = np.flatnonzero(chosen if asked.every else chosen & ~placed.superseded)
         return records, placed.steps[records]
@@ -152,6 +165,27 @@ def _counted(history: History, asked: Asked) -> tuple[Places, Ints]:
     again = steps if by_step else np.zeros(len(steps), np.int64)
     _, first = np.unique(np.stack([records, again], axis=1), axis=0, return_index=True)
     return records[np.sort(first)], steps[np.sort(first)]
+
+
+def _nothing(histories: Sequence[History], asked: Asked, steps: Ints) -> str:
+    """Say why there are no values: at which steps there are some, or what windows lack, and what to do."""
+    keys = ", ".join(map(repr, asked.keys))
+    if len(steps):
+        given = {"since": asked.since, "until": asked.until}
+        bounds = " and ".join(f"{name} {step}" for name, step in given.items() if step is not None)
+        return f"expected values of {keys} {bounds}, got some of steps {steps.min()} to {steps.max()} alone"
+    lacking = dict.fromkeys(_LACKING, 0)
+    for history in histories:
+        placed, left = history.records, among(history, "key", asked.keys)
+        complete, every = placed.table["complete"].to_numpy(), np.ones(len(left), np.bool_)
+        reasons = (placed.steps == NONE, ~complete, placed.superseded & (not asked.every), every)
+        for what, those in zip(_LACKING, reasons, strict=True):
+            lacking[what] += len(np.unique(placed.windows[left & those]))
+            left &= ~those
+    said = [
+        f"{n} window{'' if n == 1 else 's'} {what} ({_LACKING[what]})" for what, n in lacking.items() if n
+    ]
+    return f"expected values of {keys} at some step, got {', '.join(said)}"
 
 
 def _speaking(history: History, keys: Collection[str] | None, *, every: bool) -> tuple[Places, Ints]:
@@ -186,13 +220,20 @@ class Column:
             return cls(np.repeat(np.arange(len(found)), sizes), [h.reading.label for h in histories])
         if name == "step":
             return cls(np.concatenate([steps for _, steps in found]))
-        columns = [history.records.table[name] for history in histories]
+        if name.startswith(TAG):
+            columns = [Payload(history).tags for history in histories]
+        else:
+            columns = [history.records.table[name] for history in histories]
         if not pa.types.is_dictionary(columns[0].type):
             values = [ints(column)[records] for column, (records, _) in zip(columns, found, strict=True)]
             return cls(np.concatenate(values))
         texts = [column.combine_chunks().dictionary.to_pylist() for column in columns]
-        words = sorted({word for those in texts for word in those})
-        place = {word: i for i, word in enumerate(words)}
+        if name.startswith(TAG):
+            if name not in (known := names_in(text for those in texts for text in those)):
+                raise errors.UnansweredError(unknown(name, known, "tag that was recorded"))
+            texts = [[value_of(text, name) for text in those] for those in texts]
+        words = sorted({word for those in texts for word in those if word is not None})
+        place = {None: NONE, **{word: i for i, word in enumerate(words)}}
         codes_of = [np.array([place[word] for word in those] + [NONE], np.int64) for those in texts]
         return cls(
             np.concatenate(
@@ -215,6 +256,7 @@ class Column:
 def merge(
     histories: Sequence[History],
     records: Sequence[Places],
+    steps: Sequence[Ints],
     rows: Sequence[Ints],
     of: Sequence[Places],
     n: int,
@@ -228,5 +270,26 @@ def merge(
         group.append(np.zeros(m, np.int64))
         group[-1][ranks] = numbers
     if len(by_rank) == 1:  # what is large is not copied
-        return moments.pool(by_rank[0], group[0], n)
-    return moments.pool(np.concatenate(by_rank), np.concatenate(group), n)
+        merged = moments.pool(by_rank[0], group[0], n)
+    else:
+        merged = moments.pool(np.concatenate(by_rank), np.concatenate(group), n)
+    for history, places, at, own, numbers in zip(histories, records, steps, rows, of, strict=True):
+        shares = among(history, "spread", _SHARES)[places]
+        if shares.any():
+            sids = history.records.sids[places[shares]]
+            _count_shares_once(merged, own[shares, moments.COUNT], numbers[shares], at[shares], sids)
+    return merged
+
+
+def _count_shares_once(rows: Ints, counts: Ints, of: Places, steps: Ints, sids: Ints) -> None:
+    """A number in parts is as many numbers as each rank holds parts of a step, not as there are parts."""
+    places, n = groups(of, steps)
+    ranks, m = groups(places, sids)
+    of_rank, of_place, place = np.zeros(m, np.int64), np.zeros(n, np.int64), np.zeros(m, np.intp)
+    np.add.at(of_rank, ranks, counts)
+    place[ranks] = places
+    np.maximum.at(of_place, place, of_rank)
+    group = np.zeros(n, np.intp)
+    group[places] = of
+    np.subtract.at(rows[:, moments.COUNT], of, counts)
+    np.add.at(rows[:, moments.COUNT], group, of_place)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from eventlog import Kind
 
 from . import timeline
+from .lapses import silenced, torn
 from .placing import BOUND_BY, Placed, Windows, first_rows, place, place_commits, window_code, window_parts
 from .reading import NONE, Reading, Rows, nullable, plain, read, shifted, without_collections
 
@@ -78,7 +79,8 @@ def _load(path: str | Path, label: str, offset: int) -> History:
     firsts = first_rows(reading.commits.sids, reading.commits.ints("commit"))
     commits = _commits(reading, firsts)
     claims = [timeline.Claim(a.number, a.session, a.resume_step) for a in reading.attempts]
-    found = timeline.resolve(seen.plain(), made, commits, claims)
+    found = timeline.resolve(seen.plain(), made, commits, claims, torn(reading, commits))
+    leaders = _leaders(reading, commits, found)
     epochs = _epochs(reading, firsts, found)
     windows = seen.placed(found)
     rows, every = seen.rows(), np.arange(len(seen.codes))
@@ -86,11 +88,11 @@ def _load(path: str | Path, label: str, offset: int) -> History:
         reading=reading,
         timeline=found,
         made=made,
-        leaders=_leaders(reading, commits, found),
+        leaders=leaders,
         records=place(reading, reading.records, windows, seen.of_records, found, epochs, by_key=True),
         exports=place(reading, reading.exports, windows, seen.of_exports, found, epochs),
         windows=place(reading, rows, windows, every, found, epochs),
-        commits=place_commits(reading, found, firsts),
+        commits=place_commits(reading, found, firsts, silenced(reading, commits, found, leaders)),
     )
 
 
@@ -124,13 +126,27 @@ class _Seen:
         ]
         return np.isin(self.sids, hurt) & ~np.isin(self.codes, of_exports)
 
-    def _greatest(self, name: str) -> Ints:
+    def _greatest(self, column: Ints) -> Ints:
         """Return the greatest value of a column in the records of each window."""
         out = np.full(len(self.codes), NONE)
         if len(self._starts):
-            greatest = np.maximum.reduceat(self.reading.records.ints(name), self._starts)
+            greatest = np.maximum.reduceat(column, self._starts)
             np.maximum.at(out, self._of_starts, greatest)
         return out
+
+    def _given(self) -> Ints:
+        """Return the greatest step that records of each window carry for all of it.
+
+        What was measured at a step of its own carries that for itself alone, unless the window has only such.
+        """
+        records = self.reading.records
+        steps = records.ints("step")
+        own = records.equals("kind", Kind.SCALAR.value) & records.table["tags"].is_valid().to_numpy()
+        if own.any():
+            alone = np.ones(len(self.codes), np.bool_)
+            np.logical_and.at(alone, self._of_starts, np.logical_and.reduceat(own, self._starts))
+            steps = np.where(own & ~alone[self.of_records], NONE, steps)
+        return self._greatest(steps)
 
     def _training(self) -> NDArray[np.bool_]:
         """Return which windows hold more than rollouts and timings; of what cannot be read it is assumed."""
@@ -146,10 +162,13 @@ class _Seen:
     def plain(self) -> list[timeline.Window]:
         """Return the windows as the timeline takes them."""
         sessions = [producer.session for producer in self.reading.producers]
+        records = self.reading.records
         columns = [
             self.sids,
             self.numbers,
-            *map(self._greatest, ("time", "step", "attempt")),
+            self._greatest(records.ints("time")),
+            self._given(),
+            self._greatest(records.ints("attempt")),
             self._training(),
         ]
         return [
@@ -176,7 +195,7 @@ class _Seen:
         none = np.full(n, NONE)
         columns = {
             "window": pa.array(self.numbers),
-            "time": nullable(self._greatest("time"), pa.timestamp("us", "UTC")),
+            "time": nullable(self._greatest(self.reading.records.ints("time")), pa.timestamp("us", "UTC")),
             "step": nullable(none),
             "attempt": nullable(none),
             "records": pa.array(self.counts),
@@ -222,7 +241,7 @@ def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit
     sessions = [producer.session for producer in reading.producers]
     commits = reading.commits.take(firsts)
     columns = {name: plain(commits.table[name]) for name in _OF_COMMITS}
-    times = commits.ints("time").tolist()
+    times, adds = commits.ints("time").tolist(), (commits.ints("epoch") == NONE).tolist()
     return [
         timeline.Commit(
             session=sessions[sid],
@@ -234,6 +253,7 @@ def _commits(reading: Reading, firsts: NDArray[np.intp]) -> list[timeline.Commit
             restored=columns["restored_step"][i],
             first=columns["window_first"][i],
             last=columns["window_last"][i],
+            adds=adds[i],
         )
         for i, sid in enumerate(commits.sids.tolist())
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from eventlog import as_bytes, errors
 
@@ -27,9 +27,9 @@ class Memory:
     def of(cls, limit: int | str | None, spill: str | os.PathLike[str] | None) -> Memory:
         """Return what is given, else what the environment says; QueryError for what is no size."""
         given = limit if limit is not None else os.environ.get(LIMIT) or None
-        where = spill if spill is not None else os.environ.get(SPILL) or None
-        if where is not None and not Path(where).is_dir():
-            raise errors.QueryError(f"expected a directory to spill to, got {os.fspath(where)}")
+        where: Any = spill if spill is not None else os.environ.get(SPILL) or None
+        if where is not None and not (isinstance(where, str | os.PathLike) and Path(where).is_dir()):
+            raise errors.QueryError(f"expected a directory to spill to, got {where!r}")
         return cls(
             None if given is None else _bytes(given), "" if where is None else str(Path(where).resolve())
         )

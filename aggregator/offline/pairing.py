@@ -22,7 +22,7 @@ import numpy as np
 
 from eventlog import Kind, errors
 
-from .placing import groups
+from .placing import groups, turns
 from .reading import NONE, codes, ints
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Pairing:
     def partners(self, places: Places, key: str) -> Places:
         """Return the record of another key that belongs to each record; -1 where there is none.
 
-        QueryError where more than one might.
+        UnansweredError where more than one might.
         """
         others = self.of_key(key)
         found = np.full(len(places), -1, np.intp)
@@ -96,7 +96,7 @@ class Pairing:
                 "call by call, as scalars are" if self.series[those[0]] else "under masks"
                 for those in (places, others)
             )
-            raise errors.QueryError(
+            raise errors.UnansweredError(
                 f"expected {key!r} recorded {own}, as {self.name(places[0])!r} was, got it recorded {theirs}"
             )
         own = np.flatnonzero(np.isin(self.mask[places], others) & (self.mask[places] >= 0))
@@ -112,7 +112,7 @@ class Pairing:
         others = others[np.argsort(ties[others], kind="stable")]
         first = np.searchsorted(ties[others], ties[places], "left")
         n = np.searchsorted(ties[others], ties[places], "right") - first
-        place, peers = self._among(ties)
+        place, peers = turns(*groups(self._key, ties))
         at = np.where(n == 1, 0, place[places])
         found = np.where(n > 0, others[np.minimum(first + at, len(others) - 1)], -1)
         there = found >= 0
@@ -121,20 +121,11 @@ class Pairing:
             self._refuse(places[unclear][0], found[unclear][0], many)
         return found
 
-    def _among(self, ties: Ints) -> tuple[Ints, Ints]:
-        """Return which of the records of its key with its tie each record is, and of how many."""
-        numbers, n = groups(self._key, ties)
-        counts = np.bincount(numbers, minlength=n)
-        order = np.argsort(numbers, kind="stable")
-        place = np.empty(len(numbers), np.int64)
-        place[order] = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return place, counts[numbers]
-
     def _refuse(self, place: int, other: int, many: Ints) -> NoReturn:
         records = self._records
         row = records.table.select(["role", "rank"]).slice(place, 1).to_pylist()[0]
         step = "none" if records.steps[place] == NONE else records.steps[place]
-        raise errors.QueryError(
+        raise errors.UnansweredError(
             f"expected as many batches of {self.name(other)!r} as of {self.name(place)!r}, "
             f"got {many[other]} and {many[place]}: which of them belong together is not known; "
             f"step {step}, {row['role']}-{row['rank']}"
@@ -179,7 +170,7 @@ class Pairing:
             return theirs[0][chosen], theirs[1][chosen]
         if len(parts) == shape[0] == len(theirs[0]):
             return np.repeat(theirs[0], parts), np.repeat(theirs[1], parts)
-        raise errors.QueryError(
+        raise errors.UnansweredError(
             f"expected {self.name(other)!r} in the shape {own} of {self.name(place)!r}, or a value for each "
             f"of its {len(parts)} sequences, got the shape {shape}"
         )
@@ -190,7 +181,7 @@ class Pairing:
         if found is None or own is None or theirs is None:
             return None
         if not np.array_equal(own, theirs):
-            raise errors.QueryError(
+            raise errors.UnansweredError(
                 f"expected {self.name(other)!r} and {self.name(place)!r} recorded in the same calls, got "
                 f"{len(theirs)} and {len(own)} calls in a window, at different times"
             )

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eventlog import RunReader, schema
+from eventlog import RunReader, WindowSet, schema
 
 from .checked import NewFile
 from .compacted import (
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from .reading import Ints
 
-    Frames = Mapping[str, Mapping[str, Sequence[tuple[int, int]]]]  # stream → data file → ranges of places
+    Ranges = Sequence[tuple[int, int]]  # (first, stop) of places
+    Frames = Mapping[str, Mapping[str, Ranges]]  # stream → data file → which
     Places = NDArray[np.intp]
     _Batches = list[tuple[str, pa.RecordBatch]]  # with the session
 
@@ -57,15 +58,17 @@ def write_part(
     covers: dict[str, dict[str, list[Cover]]] = {}
     for stream, those in frames.items():
         for path in (path for path in files if path in those):  # in the order of producers
-            file, bad = files[path], list[int]()
+            file, wanted, bad = files[path], WindowSet(), WindowSet()
+            for first, stop in those[path]:
+                wanted.update(first, stop)
             with reader.opened(file, newest=False) as segment:
-                for slot, window, batch in _read(segment, those[path]):
+                for slot, window, batch in _read(segment, wanted):
                     if batch is None:
-                        bad.append(slot)
+                        bad.add(slot)
                         continue
                     table = EXPORTS if stream == RECORDS and window < 0 else stream
                     batches[table].append((file.session, batch))
-            for first, stop in _without(those[path], bad):
+            for first, stop in wanted.without(bad).runs():
                 crc = index_checksum(file.data, first, stop)
                 covers.setdefault(stream, {}).setdefault(path, []).append(Cover(first, stop, crc))
     made = {
@@ -85,28 +88,15 @@ def write_part(
     return covers, told, [str(problem) for problem in reader.problems]
 
 
-def _read(
-    segment: Any, ranges: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
-    """Yield (place, window, rows) of the frames in some ranges of places; no rows of a damaged one."""
-    last = ranges[-1][1]
-    for entries in segment.sealed(ranges[0][0]):
+def _read(segment: Any, wanted: WindowSet) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+    """Yield (place, window, rows) of the frames at some places; no rows of a damaged one."""
+    begin, last = wanted.runs()[0][0], wanted.runs()[-1][1]
+    for entries in segment.sealed(begin):
         for entry in entries:
-            inside = any(first <= entry.slot < stop for first, stop in ranges)
-            if inside and entry.read:
+            if entry.slot in wanted and entry.read:
                 yield entry.slot, entry.record.window, entry.batch
         if entries and entries[-1].slot >= last:
             return
-
-
-def _without(ranges: Sequence[tuple[int, int]], bad: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of places without some places."""
-    for first, stop in ranges:
-        begin = first
-        for place in [*(one for one in bad if first <= one < stop), stop]:
-            if begin < place:
-                yield begin, place
-            begin = place + 1
 
 
 def _texts(batches: _Batches, kind: pa.Schema, columns: Sequence[str]) -> pa.Table:

@@ -7,7 +7,6 @@ No more than a bounded part of a run is in memory at a time, unless it is asked 
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +15,9 @@ import pyarrow as pa
 
 from eventlog import schema
 
-from .placing import first_rows, groups
+from .placing import first_rows, groups, turns
 from .reading import codes, ints
+from .tags import carried, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 _OF_RECORD: Final = (
     "run", "session", "role", "rank", "world", "record_id", "time", "window", "step", "bound_by", "attempt",
-    "epoch", "tracker", "key", "kind", "denominator", "denominator_id", "shape", "tags", "superseded",
-    "complete",
+    "epoch", "tracker", "key", "kind", "denominator", "denominator_id", "shape", "superseded", "complete",
 )  # fmt: skip
 _SQL_BYTES: Final = 8 << 20
 _TIMES: Final = pa.large_list(pa.timestamp("us", "UTC"))
@@ -118,12 +117,12 @@ class Payload:
     def calls(self) -> Ints:
         """Which call of its key in its window each record is, 0 first: calls of one batch share it."""
         records = self._history.records
-        numbers, n = groups(records.windows, codes(records.table["key"]))
-        order = np.argsort(numbers, kind="stable")
-        counts = np.bincount(numbers, minlength=n)
-        found = np.empty(len(numbers), np.int64)
-        found[order] = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return found
+        return turns(*groups(records.windows, codes(records.table["key"])))[0]
+
+    @cached_property
+    def tags(self) -> pa.ChunkedArray:
+        """What is known of every record besides: its own tags and those of its mask."""
+        return carried(self._history, self.masks)
 
     def values(self, wanted: Places) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (place, values) of some records, in the order of the files; large ones in parts."""
@@ -199,6 +198,7 @@ class Payload:
         drawn = sampled(self._history)[places]
         columns = {
             **dict(zip(records.column_names, records.columns, strict=True)),
+            "tags": self.tags.take(pa.array(places)),
             "call": pa.array(self.calls[places]),
             "values32": rows["values32"],
             "values64": rows["values64"],
@@ -212,6 +212,12 @@ class Payload:
             "sampled": pa.array(drawn, mask=drawn == 0),
         }
         return pa.table(columns)
+
+
+def with_tags(history: History) -> pa.Table:
+    """Return what the records of a run say, with the tags of their masks."""
+    table = history.records.table
+    return table.set_column(table.column_names.index("tags"), "tags", Payload(history).tags)
 
 
 class Held:
@@ -342,23 +348,6 @@ def _whole(history: History, rows: pa.Table, places: Places) -> Bools:
     if not len(counts):
         return known
     return known & (~lists | (held == counts[places]) | (held == sampled(history)[places]))
-
-
-def sampled(history: History) -> Ints:
-    """Return how many values were drawn of each record of which the payload keeps a sample, else 0."""
-    tags = history.records.table["tags"]
-    found = [_drawn(text) for text in tags.combine_chunks().dictionary.to_pylist()]
-    return np.array([*found, 0], np.int64)[codes(tags)]  # null is -1, the last
-
-
-def _drawn(tags: str) -> int:
-    """Return what tags say of a sample, 0 for nothing."""
-    try:
-        said: Any = json.loads(tags)
-    except ValueError:
-        return 0
-    drawn = said.get("sampled") if isinstance(said, dict) else None
-    return drawn if isinstance(drawn, int) else 0
 
 
 def elements(shapes: pa.ChunkedArray) -> Ints:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import timeline
+from .lapses import LEADER
 from .reading import NONE, nullable
 
 if TYPE_CHECKING:
@@ -95,13 +96,13 @@ def place(
     return Placed(table, rows.sids, windows.codes[of], attempts, steps, superseded)
 
 
-def place_commits(reading: Reading, found: Timeline, firsts: Places) -> Placed:
+def place_commits(reading: Reading, found: Timeline, firsts: Places, silenced: Bools) -> Placed:
     """Give commit rows their attempt and say which of them a later one replaced.
 
     Of the rows of one key, step and sub-index the later commit wins; of a key at a step that several
     attempts report, the later attempt, whole. Within an attempt the leader's word on a key and step stands:
-    what its other processes say of it is `beside`, which replaces nothing and is not replaced. `firsts` are
-    the places of each commit's first row.
+    what its other processes say of it is `beside`, which replaces nothing and is not replaced, and so is what
+    they say in commits that are `silenced`. `firsts` are the places of each commit's first row.
     """
     rows = reading.commits
     counts = np.diff(np.append(firsts, rows.table.num_rows))
@@ -109,7 +110,7 @@ def place_commits(reading: Reading, found: Timeline, firsts: Places) -> Placed:
     steps = rows.ints("global_step")
     superseded = outdated(found, attempts, steps)
     named = rows.table["key"].is_valid().to_numpy()
-    beside = _beside(reading, rows, attempts, steps, named)
+    beside = _beside(reading, rows, attempts, steps, named) | (named & np.repeat(silenced, counts))
     metric = named & ~beside & ~superseded
     superseded |= replaced(attempts, steps, metric, rows.codes("key"))
     started = np.array([producer.started_us for producer in reading.producers], np.int64)
@@ -134,7 +135,7 @@ def metrics_of(commits: Placed) -> Bools:
 
 
 def outdated(found: Timeline, attempts: Ints, steps: Ints) -> Bools:
-    """Whether a later attempt owns the step of each row."""
+    """Whether a later attempt owns the step of each row: the last one that had begun to own by then."""
     owner = np.full(len(steps), NONE)
     for attempt, first in sorted(found.owned_from.items()):
         if first is not None:
@@ -171,7 +172,7 @@ def _beside(reading: Reading, rows: Rows, attempts: Ints, steps: Ints, among: Bo
     beside = np.zeros(len(steps), np.bool_)
     places = np.flatnonzero(among)
     ranks = np.array([producer.rank for producer in reading.producers], np.int64)[rows.sids[places]]
-    standing = np.where(leads(rows.table)[places], 0, -1 - ranks)
+    standing = np.where(leads(rows.table)[places], LEADER, -1 - ranks)
     if len(places) and standing.min() < standing.max():  # else one process speaks, or all alike
         keys = rows.codes("key")[places]
         beside[places] = standing < _greatest(standing, attempts[places], steps[places], keys)
@@ -198,6 +199,15 @@ def groups(*columns: Ints) -> tuple[Places, int]:
         places, m = _ranked(column)
         numbers, n = _ranked(numbers * m + places)
     return numbers, n
+
+
+def turns(of: Places, n: int) -> tuple[Ints, Ints]:
+    """Return which of its group each row is, 0 first, and of how many; `of` says which of n groups."""
+    counts = np.bincount(of, minlength=n)
+    order = np.argsort(of, kind="stable")
+    found = np.empty(len(of), np.int64)
+    found[order] = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return found, counts[of]
 
 
 def _ranked(values: Ints) -> tuple[Places, int]:

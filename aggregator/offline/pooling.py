@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from eventlog import Kind, moments
+from eventlog import Kind, errors, moments
 from eventlog import histogram as fixed
 
 from ..naming import percentile
+from . import bins
 from .drawing import gather
 from .grouping import merge, pool
+from .pairing import among
 from .payload import cuts
 from .placing import first_rows
 from .scaleout import Question, alone, binned
@@ -29,7 +31,6 @@ from .statistics import (
     SUMMARIES,
     Deviations,
     Summary,
-    checked_bins,
     checked_quantiles,
     checked_stats,
     quantiles,
@@ -38,7 +39,7 @@ from .statistics import (
 from .tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
     Floats = NDArray[np.float64]
 
+_FAR: Final = 400  # twice as much, and float64 ends
+_OF_SHARES: Final = ("avg", "sum", "count", "nonfinite")
+
 # -- answers -------------------------------------------------------------------------------------------
 
 
@@ -59,6 +63,7 @@ def reduce(
     """Return a column per statistic; see `Session.reduce`."""
     names = checked_stats(stats)
     made = pool(histories, asked)
+    _check_shares(made, asked, [name for name in names if name not in _OF_SHARES])
     columns = dict(made.columns)
     seen = Tally(histories, made, asked, wanted)
     summaries, deviations = SUMMARIES.keys() & names.keys(), DEVIATIONS.keys() & names.keys()
@@ -72,12 +77,13 @@ def reduce(
     found = _quantiles(seen, asked_q) if asked_q else []
     for name, q in names.items():
         if q is not None:
-            columns[name] = pa.array([those[at[q]] for those in found], pa.float64())
+            columns[name] = _where(~made.shares, [those[at[q]] for those in found])
         elif name in SUMMARIES:
             empty = (rows[:, moments.COUNT] == 0) & (name not in ALWAYS)
+            empty |= made.shares & (name not in _OF_SHARES)
             columns[name] = pa.array(SUMMARIES[name](rows), mask=empty)
         else:
-            columns[name] = pa.array(spread.all(name), pa.float64())
+            columns[name] = _where(~made.shares, spread.all(name))
     return pa.table({**columns, **seen.columns()})
 
 
@@ -87,46 +93,49 @@ def percentiles(
     """Return a column per percentile; see `Session.percentiles`."""
     asked_q = checked_quantiles(q)
     made = pool(histories, asked)
+    _check_shares(made, asked, map(percentile, asked_q))
     seen = Tally(histories, made, asked, wanted)
     found = _quantiles(seen, asked_q)
     columns = dict(made.columns)
     for i, one in enumerate(asked_q):
-        columns[percentile(one)] = pa.array([those[i] for those in found], pa.float64())
+        columns[percentile(one)] = _where(~made.shares, [those[i] for those in found])
     columns["count"] = pa.array(seen.count)
     return pa.table({**columns, **seen.columns()})
 
 
-def histogram(histories: Sequence[History], asked: Asked, bins: int | str, wanted: Wanted) -> pa.Table:
+def histogram(histories: Sequence[History], asked: Asked, number: int | str, wanted: Wanted) -> pa.Table:
     """Return a row per group and bin; see `Session.histogram`."""
-    if bins == "log":
+    if number == "log":
         return _fixed_histogram(histories, asked, wanted)
-    bins = checked_bins(bins)
+    n = bins.checked(number)
     made = pool(histories, asked)
+    _check_shares(made, asked, ["a histogram"], some=True)
     rows = made.rows
     if not wanted.alone or _integers(histories, made):
         rows, _ = _measured(Tally(histories, made, asked, wanted))
     extremes = moments.floats(rows)[:, [moments.MIN, moments.MAX]]
     low, high = extremes[:, 0].min(initial=math.inf), extremes[:, 1].max(initial=-math.inf)
-    between = (float(low), float(high)) if low <= high else (0.0, 1.0)
-    edges = np.histogram_bin_edges(np.empty(0), bins, between)
-    counts = np.zeros((len(made), bins), np.int64)
+    between = bins.ends(float(low), float(high), n)
+    edges = bins.edges(*between, n)
+    counts = np.zeros((len(made), n), np.int64)
     nonfinite = np.zeros(len(made), np.int64)
     seen = Tally(histories, made, asked, wanted)
-    for those, counted, odd in _binned(seen, (bins, *between)):
+    for those, counted, odd in _binned(seen, (*between, n)):
         counts[those] += counted
         nonfinite[those] += odd
-    group = np.repeat(np.arange(len(made)), bins)
+    group = np.repeat(np.arange(len(made)), n)
     columns = {name: column.take(group) for name, column in made.columns.items()}
     columns["left"] = pa.array(np.tile(edges[:-1], len(made)))
     columns["right"] = pa.array(np.tile(edges[1:], len(made)))
     columns["count"] = pa.array(counts.reshape(-1))
-    columns["nonfinite"] = pa.array(np.repeat(nonfinite, bins))
+    columns["nonfinite"] = pa.array(np.repeat(nonfinite, n))
     return pa.table({**columns, **{name: column.take(group) for name, column in seen.columns().items()}})
 
 
 def _fixed_histogram(histories: Sequence[History], asked: Asked, wanted: Wanted) -> pa.Table:
     """Return a row per group and bin of `eventlog.histogram` that holds something."""
     made = pool(histories, asked)
+    _check_shares(made, asked, ["a histogram"], some=True)
     seen = Tally(histories, made, asked, wanted)
     nonfinite = np.zeros(len(made), np.int64)
     places, contents = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -149,13 +158,46 @@ def _fixed_histogram(histories: Sequence[History], asked: Asked, wanted: Wanted)
 def correlation(histories: Sequence[History], asked: Asked, wanted: Wanted) -> pa.Table:
     """Return Pearson's correlation of the values of a key and of `wanted.other`."""
     made = pool(histories, asked)
+    _check_shares(made, asked, ["a correlation"])
     seen = Tally(histories, made, asked, wanted)
     spread = Deviations(len(made))
+    scales = [_scale(histories, keys) for keys in (asked.keys, (wanted.other or "",))]
     for group, drawn in seen.draw():
-        spread.add(group, drawn.values, drawn.others)
+        others = drawn.values if drawn.others is None else drawn.others
+        spread.add(group, *(_scaled(*those) for those in zip((drawn.values, others), scales, strict=True)))
     found = [spread.correlation(group) for group in range(len(made))]
     own = {"correlation": pa.array(found, pa.float64()), "count": pa.array(spread.count, pa.int64())}
     return pa.table({**made.columns, **own, **seen.columns()})
+
+
+def _check_shares(made: Pool, asked: Asked, wanted: Iterable[str], *, some: bool = False) -> None:
+    """Refuse what shares of numbers do not have, where nothing else is asked about, or also beside others."""
+    if (made.shares.any() if some else made.shares.all()) and (named := list(wanted)):
+        keys = ", ".join(map(repr, asked.keys))
+        raise errors.UnansweredError(
+            f"expected {', '.join(_OF_SHARES)} of {keys}, whose values are shares of one number, got "
+            f"{', '.join(named)}; what each process holds is asked for by='rank'"
+        )
+
+
+def _where(known: NDArray[np.bool_], values: Sequence[float | None]) -> pa.Array:
+    return pa.array([v if k else None for v, k in zip(values, known.tolist(), strict=True)], pa.float64())
+
+
+def _scale(histories: Sequence[History], keys: Collection[str]) -> int:
+    """Return by which power of two values of keys are too large or small to be squared; 0: they are not."""
+    most = 0.0
+    for history in histories:
+        own = among(history, "key", keys)
+        for name in ("min", "max"):
+            ends = np.abs(history.records.table[name].to_numpy()[own])
+            most = max(most, ends.max(initial=0.0, where=np.isfinite(ends)))
+    exponent = math.frexp(most)[1]
+    return exponent if abs(exponent) > _FAR else 0
+
+
+def _scaled(values: NDArray[Any], exponent: int) -> NDArray[Any]:
+    return np.ldexp(values.astype(np.float64), -exponent) if exponent else values
 
 
 # -- values --------------------------------------------------------------------------------------------
@@ -170,7 +212,7 @@ def _integers(histories: Sequence[History], made: Pool) -> bool:
     return False
 
 
-def _binned(seen: Tally, edges: tuple[int, float, float] | None) -> Iterator[tuple[Places, Ints, Ints]]:
+def _binned(seen: Tally, edges: tuple[float, float, int] | None) -> Iterator[tuple[Places, Ints, Ints]]:
     """Yield (groups, their counts by bin, how many are not finite): in equal bins, or else the fixed."""
     if seen.wanted.elsewhere is None:
         for group, drawn in seen.draw():
@@ -201,13 +243,13 @@ def _measured(seen: Tally) -> tuple[Ints, Deviations]:
                     those = Summary(int(count), bool(odd), (mean, mean), (square, square, square))
                     spread.take(int(made.of[i][at]), those)
         seen.check()
-        return merge(seen.histories, made.records, rows, made.of, len(made)), spread
+        return merge(seen.histories, made.records, made.steps, rows, made.of, len(made)), spread
     for i, records in enumerate(made.records):
         for at, group, drawn in seen.draw_of(i, np.arange(len(records))):
             rows[i][at] = moments.of(drawn.values)
             spread.add(group, drawn.values)
     seen.check()
-    return merge(seen.histories, made.records, rows, made.of, len(made)), spread
+    return merge(seen.histories, made.records, made.steps, rows, made.of, len(made)), spread
 
 
 def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:

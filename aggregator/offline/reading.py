@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eventlog import RunReader, schema
+from eventlog import RunReader, schema, shown
 
 from .compacted import COMMITS, EXPORTS, RECORDS, Compacted
 
@@ -92,7 +92,7 @@ def read(path: str | Path, label: str) -> Reading:
     producers = [state.producer for state in states]
     place = {producer.session: sid for sid, producer in enumerate(producers)}
     return Reading(
-        label=label,
+        label=shown(label),
         reader=reader,
         attempts=reader.run.attempts(),
         states=states,

@@ -19,7 +19,7 @@ from ..naming import Meta
 from .candidates import ALL, Candidate, Member, Part, candidates
 from .payload import Payload
 from .placing import groups, outdated, replaced, window_code
-from .reading import codes, ints, without_collections
+from .reading import NONE, codes, ints, without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -84,6 +84,7 @@ def segments(history: History, keys: Collection[str] | None = None) -> Segments:
     if keys is not None:
         allowed &= np.array([spec.key in keys for spec in specs], np.bool_)[spec_of[records]]
     candidate, records = candidate[allowed], records[allowed]
+    made, candidate = _at_own_steps(history, made, candidate, records)
     return _merge(history, made, specs, candidate, spec_of[records], records)
 
 
@@ -173,6 +174,28 @@ def _covered(table: pa.Table, records: Places, part: Part) -> Bools:
     for pattern in part.gone:
         covered &= ~matches(pattern)
     return covered
+
+
+def _at_own_steps(
+    history: History, made: Sequence[Candidate], candidate: Ints, records: Places
+) -> tuple[Sequence[Candidate], Ints]:
+    """Give what was measured at a step of its own a candidate of its own: the same export, at that step."""
+    table = history.records.table
+    kinds = table["kind"].combine_chunks().dictionary.to_pylist()
+    own = codes(table["kind"]) == (kinds.index(Kind.SCALAR.value) if Kind.SCALAR.value in kinds else NONE)
+    own &= table["tags"].is_valid().to_numpy()
+    steps = history.records.steps[records]
+    at = np.array([c.step for c in made], np.int64)[candidate]
+    elsewhere = np.flatnonzero(own[records] & (steps != NONE) & (steps != at))
+    if not len(elsewhere):
+        return made, candidate
+    numbers, firsts = _numbered(candidate[elsewhere], steps[elsewhere])
+    places = elsewhere[firsts]
+    pairs = zip(candidate[places].tolist(), steps[places].tolist(), strict=True)
+    added = [made[i]._replace(step=step) for i, step in pairs]
+    candidate = candidate.copy()
+    candidate[elsewhere] = len(made) + numbers
+    return [*made, *added], candidate
 
 
 def _allowed(made: Sequence[Candidate], specs: Sequence[Spec], candidate: Ints, spec: Ints) -> Bools:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import shutil
 from dataclasses import dataclass, replace
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from eventlog import errors, histogram, moments, read_file, schema
+from eventlog import Problem, errors, histogram, moments, read_file, schema
 
+from . import bins
 from .checked import NewFile
 from .compacted import FOLDER
+from .engine import Engine
 from .grouping import Asked, pool
 from .history import load
 from .payload import cuts, sizes
@@ -33,11 +36,12 @@ from .tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from .drawing import Wanted
-    from .engine import Engine
+    from .engine import Name
     from .grouping import Pool
     from .history import History
 
@@ -61,12 +65,12 @@ class Question:
     """What is done with the values of each record or group.
 
     Their moments and deviations, record by record, if nothing else is said. `edges`: by group, how many lie
-    in so many equal bins from least to greatest; `log`: in the fixed bins; `quantiles`: those of each group.
+    in equal bins: from, to, how many; `log`: in the fixed bins; `quantiles`: those of each group.
     """
 
     asked: Asked
     wanted: Wanted
-    edges: tuple[int, float, float] | None = None
+    edges: tuple[float, float, int] | None = None
     log: bool = False
     quantiles: tuple[float, ...] = ()
 
@@ -87,6 +91,15 @@ class Elsewhere:
         self._runs = tuple(runs)
         self._engine = engine
 
+    @classmethod
+    def of(cls, runs: Sequence[Run], engine: Name | None, workers: int | None) -> Self | None:
+        """Return the engine of a name, None without one; QueryError for workers of none."""
+        if engine is not None:
+            return cls(runs, Engine(engine, workers))
+        if workers is not None:
+            raise errors.QueryError(f"expected workers of an engine, got {workers!r} and no engine")
+        return None
+
     def close(self) -> None:
         """Let go of its workers."""
         self._engine.close()
@@ -102,6 +115,9 @@ class Elsewhere:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         for (i, which), arrays in zip(ranges, found, strict=True):
+            told_of = seen.histories[i].reading.reader.run.found
+            for path, *what in json.loads(arrays["problems"].tobytes()):
+                told_of.add(Problem(Path(path), *what))
             seen.note(i, which, arrays["count"], arrays["missing"], arrays["unmatched"])
         return [(i, which, arrays) for (i, which), arrays in zip(ranges, found, strict=True)]
 
@@ -145,7 +161,10 @@ def fingerprint(history: History, made: Pool, i: int, which: Places) -> int:
 
 
 def _answer(task: _Task) -> Arrays:
-    """Answer a task, or find its answer; nothing is returned of what is written. Pure."""
+    """Answer a task, or find its answer; nothing is returned of what is written. Pure.
+
+    What cannot be written is returned: the disk is full, or a session that asked the same has cleared up.
+    """
     path = Path(task.answer)
     if task.answer and _is_there(path):
         return {}
@@ -155,10 +174,13 @@ def _answer(task: _Task) -> Arrays:
     held = io.BytesIO()
     np.savez(held, **found)  # pyright: ignore[reportArgumentType]
     data = held.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NewFile(path) as file:
-        file.write(schema.crc32c(data).to_bytes(_CRC_BYTES, "little") + data)
-        file.finish()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(path) as file:
+            file.write(schema.crc32c(data).to_bytes(_CRC_BYTES, "little") + data)
+            file.finish()
+    except OSError:
+        return found
     return {}
 
 
@@ -169,9 +191,12 @@ def _computed(task: _Task) -> Arrays:
         steps = made.steps[task.i]
         which = np.flatnonzero((steps >= task.steps[0]) & (steps <= task.steps[1]))
         if fingerprint(histories[task.i], made, task.i, which) == task.print:
-            return _known(Tally(histories, made, task.question.asked, task.question.wanted), task, which)
+            found = _known(Tally(histories, made, task.question.asked, task.question.wanted), task, which)
+            problems = histories[task.i].reading.reader.problems
+            said = json.dumps([(str(one.path), one.reason, one.frame, one.offset) for one in problems])
+            return {**found, "problems": np.frombuffer(said.encode(), np.uint8)}
         _histories.cache_clear()  # a live run has grown since this process read it
-    raise errors.QueryError(
+    raise errors.UnansweredError(
         f"expected steps {task.steps[0]} to {task.steps[1]} as they were when the run was opened, got other "
         f"records: it is live; ask again, or with `until`; {task.runs[task.i].path}"
     )
@@ -190,8 +215,8 @@ def _known(seen: Tally, task: _Task, which: Places) -> Arrays:
     account = np.zeros((3, n), np.int64)  # values, missing, unmatched
     by_record = question.edges is None and not question.log and not question.quantiles
     rows, spread = moments.empty(n if by_record else 0), np.zeros((n if by_record else 0, 4))
-    bins = question.edges[0] if question.edges else histogram.BUCKETS if question.log else 0
-    counts = np.zeros((len(groups), bins), np.int64)
+    columns = question.edges[2] if question.edges else histogram.BUCKETS if question.log else 0
+    counts = np.zeros((len(groups), columns), np.int64)
     nonfinite = np.zeros(len(groups), np.int64)
     values: list[list[NDArray[Any]]] = [[] for _ in groups]
     for place, _, drawn in seen.draw_of(task.i, which):
@@ -218,12 +243,9 @@ def _known(seen: Tally, task: _Task, which: Places) -> Arrays:
     return {**found, "counts": counts, "nonfinite": nonfinite}
 
 
-def binned(values: NDArray[Any], edges: tuple[int, float, float] | None) -> NDArray[np.int64]:
+def binned(values: NDArray[Any], edges: tuple[float, float, int] | None) -> NDArray[np.int64]:
     """Return how many of the finite values lie in each of some equal bins, else in the fixed ones."""
-    if edges is None:
-        return histogram.of(values)
-    bins, low, high = edges
-    return np.histogram(values[np.isfinite(values)].astype(np.float64), bins, (low, high))[0]
+    return histogram.of(values) if edges is None else bins.counts(values, *edges)
 
 
 _EMPTY: Final = np.empty(0, np.float32)

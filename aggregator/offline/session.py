@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from eventlog import errors
+from eventlog import errors, fixed
 
 from . import export, payload, pooling, tables
 from .choice import names_of
 from .condition import parse, tests
 from .database import Anew, Database
 from .drawing import Wanted
-from .engine import Engine
 from .grouping import POOLED, SEQUENCE, Asked, checked_bound, checked_by, counting, pooled
 from .history import load
 from .memory import Memory
-from .names import match
+from .names import labels, match
 from .payload import Payload
 from .recompute import specs_of
 from .scaleout import Elsewhere, Run
@@ -62,27 +61,17 @@ def open_run(
         raise errors.QueryError(f"expected attempts to be latest or all, got {attempts!r}")
     if not paths:
         raise errors.QueryError("expected at least one run directory, got none")
-    places = [Path(path) for path in paths]
-    steps: list[Any] = [0] * len(places) if offsets is None else list(offsets)
+    places = [fixed(path) for path in paths]
+    given: Any = offsets
+    steps = list(given) if isinstance(given, list | tuple) else [0] * len(places) if given is None else []
     if len(steps) != len(places) or not all(isinstance(n, int) for n in steps):
         raise errors.QueryError(
             f"expected a whole number of steps for each of {len(places)} runs, got {offsets!r}"
         )
     memory = Memory.of(memory_limit, spill)
     runs = [Run(*those) for those in zip(map(str, places), labels(places), steps, strict=True)]
-    elsewhere = None if engine is None else Elsewhere(runs, Engine(engine, workers))
+    elsewhere = Elsewhere.of(runs, engine, workers)
     return Session([load(*run) for run in runs], attempts, memory, elsewhere)
-
-
-def labels(paths: Sequence[Path]) -> list[str]:
-    """Name runs by as many last parts of their paths as tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    if len(set(parts)) < len(parts):
-        raise errors.QueryError(f"expected different run directories, got one twice: {paths[0]}")
-    length = 1
-    while len({part[-length:] for part in parts}) < len(parts):
-        length += 1
-    return ["/".join(part[-length:]) for part in parts]
 
 
 class Session:
@@ -137,6 +126,10 @@ class Session:
         if source not in ("committed", "recomputed"):
             raise errors.QueryError(f"expected source to be committed or recomputed, got {source!r}")
         since, until = checked_bound("since", since), checked_bound("until", until)
+        if keys is not None and source == "committed" and not self._committed.num_rows:
+            raise errors.UnansweredError(
+                "expected committed metrics, got none: a StatsLogger commits them; see source='recomputed'"
+            )
         names = None if keys is None else set(match(keys, self._named(source), f"{source} metric"))
         if source == "committed":
             rows = self._committed.drop_columns(["epoch"])
@@ -174,10 +167,11 @@ class Session:
         std and var (of the sample), std_pop and var_pop read the values. Null where there is nothing to say,
         NaN where any value is NaN. Several keys, and globs, are answered in one pass, with a column `key`.
 
-        `by`: any of step, epoch, attempt, role, rank, session, tracker, sequence. By none of role, rank and
-        session the ranks that count are pooled, as the metrics are; else every process that recorded the key
-        stands for itself. By sequence there is a row for each sequence of each call: of the leading dimension
-        of the mask or of its `cu_seqlens`, named by step, role, rank, window, call and sequence; and one, of
+        `by`: any of step, epoch, attempt, role, rank, session, tracker, sequence, and tags such as
+        "tags.modality", also those of the mask (`denominator(tags=)`). By none of role, rank and session the
+        ranks that count are pooled, as the metrics are; else every process that recorded the key stands for
+        itself. By sequence there is a row for each sequence of each call: of the leading dimension of the
+        mask or of its `cu_seqlens`, named by step, role, rank, window, call and sequence; and one, of
         sequence null, for each call whose values are not kept: `missing` says how many.
 
         `where`: only values that meet a condition on other keys of the same batch, such as
@@ -310,8 +304,9 @@ class Session:
         """The views for SQL: most of what opening a small run would cost, so only for who asks."""
         if self._closed:
             raise errors.QueryError("expected an open session, got one that was closed")
-        placed = ("records", "exports", "windows", "commits")
+        placed = ("exports", "windows", "commits")
         now = {f"_{name}": [getattr(history, name).table for history in self._histories] for name in placed}
+        now["_records"] = [payload.with_tags(history) for history in self._histories]
         now["_attempts"] = [tables.attempts(history) for history in self._histories]
         now["_producers"] = [tables.producers(history) for history in self._histories]
         later = {
@@ -331,16 +326,19 @@ class Session:
         whole = [(history, counting(history, every=self._every)) for history in self._histories]
         size = sum(int(payload.sizes(history).sum()) for history in self._histories)
         if size > self._memory.held:
-            pieces = self._memory.piece
-            return Anew(payload.TABLE, lambda: _batches(whole, pieces))
+            self._check_kept(any(rows.num_rows for rows in _batches(whole, self._memory.piece)))
+            return Anew(payload.TABLE, lambda: _batches(whole, self._memory.piece))
         tables = [table for history, of in whole for table in Payload(history).tables(of, size + 1)]
         rows = _joined(tables)
-        if not rows.num_rows and any(history.records.table.num_rows for history in self._histories):
-            raise errors.QueryError(
+        self._check_kept(rows.num_rows > 0)
+        return pa.Table.from_batches(payload.sliced(rows), rows.schema)
+
+    def _check_kept(self, kept: bool) -> None:
+        if not kept and any(history.records.table.num_rows for history in self._histories):
+            raise errors.UnansweredError(
                 f"expected the values that were recorded, got none: {why_missing(self._histories)}; "
                 "records and metrics can still be asked"
             )
-        return pa.Table.from_batches(payload.sliced(rows), rows.schema)
 
     def _pooled(self) -> pa.Table:
         return _joined([pooled(history, every=self._every) for history in self._histories])
@@ -386,8 +384,7 @@ class Session:
         return Wanted(condition, other, parts, self._memory.piece, self._elsewhere)
 
     def _shown(self, rows: pa.Table) -> pa.Table:
-        rows = rows.combine_chunks()
-        return rows if self._several else rows.drop_columns(["run"])
+        return (rows if self._several else rows.drop_columns(["run"])).combine_chunks()
 
 
 def _batches(whole: Sequence[tuple[History, Bools]], most: int) -> Iterator[pa.RecordBatch]:

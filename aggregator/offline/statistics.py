@@ -9,18 +9,19 @@ constant deviates by exactly nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from eventlog import errors, moments
+from eventlog import errors, histogram, moments
 
 from ..naming import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +40,6 @@ SUMMARIES: Final[Mapping[str, Callable[[Ints], NDArray[Any]]]] = {
 DEVIATIONS: Final = {"std": (1, True), "var": (1, False), "std_pop": (0, True), "var_pop": (0, False)}
 ALWAYS: Final = ("sum", "count", "nonfinite")  # said of nothing too
 EXTREMES: Final = frozenset({"min", "max"})
-MOST_BINS: Final = 1_000_000
 
 _SIGN: Final = np.uint64(1 << 63)
 _DIGIT: Final = 16  # bits that one pass over a stream decides
@@ -72,24 +72,16 @@ def checked_quantiles(asked: float | Sequence[float]) -> list[float]:
     return [float(one) + 0.0 for one in listed]  # -0.0 is 0.0
 
 
-def checked_bins(bins: int | str) -> int:
-    """Return a number of bins; QueryError unless it is from one to MOST_BINS."""
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise errors.QueryError(f"expected at least one bin, got {bins!r}")
-    if bins > MOST_BINS:
-        raise errors.QueryError(f"expected at most {MOST_BINS} bins, got {bins}")
-    return bins
-
-
 def checked_stats(stats: str | float | Sequence[str | float]) -> dict[str, float | None]:
     """Return statistic → its quantile, if it is one; QueryError for what is none."""
-    listed = [stats] if isinstance(stats, str | int | float) else list(stats)
+    given: Any = stats
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if not listed:
         raise errors.QueryError("expected at least one statistic, got none")
     found: dict[str, float | None] = {}
     for name in listed:
         q = quantile_of(name)
-        if q is None and name not in SUMMARIES and name not in DEVIATIONS:
+        if q is None and not (isinstance(name, str) and name in {**SUMMARIES, **DEVIATIONS}):
             known = ", ".join((*SUMMARIES, *DEVIATIONS, "median"))
             raise errors.QueryError(f"expected statistics of {known}, p99 or 0.99, got {name!r}")
         if q is not None:
@@ -237,20 +229,8 @@ def _places(n: int, asked: Sequence[float]) -> list[int]:
 
 
 def _interpolated(n: int, asked: Sequence[float], found: dict[int, float]) -> list[float | None]:
-    out: list[float | None] = []
-    for q in asked:
-        place = q * (n - 1)
-        low = math.floor(place)
-        below, above, part = found[low], found[min(low + 1, n - 1)], place - low
-        if part == 0 or below == above:
-            out.append(below)
-        elif math.isinf(below) or math.isinf(above):  # a difference would be no number
-            out.append((1 - part) * below + part * above)
-        elif part < 0.5:
-            out.append(below + (above - below) * part)
-        else:  # from the nearer side, as numpy does
-            out.append(above - (above - below) * (1 - part))
-    return out
+    places = [(math.floor(q * (n - 1)), q * (n - 1)) for q in asked]
+    return [histogram.between(found[low], found[min(low + 1, n - 1)], place - low) for low, place in places]
 
 
 class _Search(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from eventlog import schema
+from eventlog import schema, shown
 
 from .choice import choose, names_of
 from .history import steps_of_windows
@@ -289,7 +289,7 @@ def info(history: History) -> dict[str, Any]:
     created = manifest.get("created_us")
     return {
         "run": reading.reader.run.id,
-        "path": str(reading.reader.run.path),
+        "path": shown(reading.reader.run.path),
         "label": reading.label,
         "created": None if created is None else datetime.fromtimestamp(created / 1e6, UTC),
         "format": manifest.get("format"),

@@ -10,9 +10,9 @@ import pyarrow as pa
 from eventlog import errors, schema
 
 from .drawing import draw
-from .payload import sampled
 from .reading import ints
 from .statistics import SUMMARIES
+from .tags import sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,17 +85,17 @@ class Tally:
         return columns if self.wanted.alone else {**columns, "unmatched": pa.array(self._unmatched)}
 
     def check(self) -> None:
-        """Raise QueryError when nothing at all was there."""
+        """Raise UnansweredError when nothing at all was there."""
         if self.count.any():
             return
         if self._missing.any():
-            raise errors.QueryError(
+            raise errors.UnansweredError(
                 f"expected the values of {self._keys}, got none: {why_missing(self.histories)}; "
                 f"{', '.join(SUMMARIES)} can still be asked, without a condition"
             )
         if self._unmatched.any():
             others = ", ".join(map(repr, sorted(self.wanted.keys())))
-            raise errors.QueryError(
+            raise errors.UnansweredError(
                 f"expected values of {others} beside those of {self._keys}, got none: "
                 "no process recorded both in one batch"
             )

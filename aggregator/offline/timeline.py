@@ -3,12 +3,12 @@
 Exports carry no step; only a commit does. A window's step is the first of these that applies, and
 `Binding.bound_by` names it:
 
-    given    the caller said it: `export(step=…)` or `set_step`
+    given    the caller said it: `export(step=…)` or `set_step`; a step said of one measurement is its own
     commit   its own process committed it: the commit row names the windows drained since the commit before
     export   another rank's window of the same export is bound by one of the two above
     time     the first commit of the same attempt after its export that goes forward, as a late evaluation's
              does not
-    None     unbound, also where the commit it waited for is known to be lost
+    None     unbound, also where a commit of its own process that may have bound it is known to be lost
 
 Nothing is counted or paired by number. Clocks never decide an attempt; they decide a step only where nothing
 else does.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 GIVEN: Final = "given"
 COMMIT: Final = "commit"
@@ -37,7 +37,7 @@ class Window(NamedTuple):
     session: str
     number: int
     time: int | None = None  # of its newest record, UTC µs; None: no record of it can be read
-    given: int | None = None  # the (greatest) step its records carry
+    given: int | None = None  # the (greatest) step its records carry for all of it
     attempt: int | None = None  # what the producer knew when it drained the window
     training: bool = True  # holds something else than evaluation
 
@@ -71,6 +71,7 @@ class Commit(NamedTuple):
     restored: int | None = None  # the last_commit_step the logger was restored with
     first: int | None = None  # windows drained since; None: none
     last: int | None = None
+    adds: bool = False  # what was measured at another step than that of the commit before it
 
 
 class Claim(NamedTuple):
@@ -97,31 +98,25 @@ class Timeline:
     commit_attempts: Sequence[int]  # one per commit, in the order given
     owned_from: Mapping[int, int | None]  # attempt → the first step it owns; None: it owns nothing
 
-    def owner(self, step: int) -> int | None:
-        """Return the attempt whose account of a step counts; None when no attempt owns it."""
-        owners = (a for a, first in self.owned_from.items() if first is not None and first <= step)
-        return max(owners, default=None)
-
-    def superseded(self, attempt: int, step: int | None) -> bool:
-        """Whether a later attempt owns the step. Additions below a resume point supersede key by key only."""
-        owner = None if step is None else self.owner(step)
-        return owner is not None and attempt < owner
-
 
 def resolve(
     windows: Iterable[Window],
     exports: Iterable[Export],
     commits: Sequence[Commit],
     claims: Iterable[Claim] = (),
+    torn: Collection[str] = (),
 ) -> Timeline:
-    """Bind windows to steps and attempts, and find what each attempt owns."""
+    """Bind windows to steps and attempts, and find what each attempt owns.
+
+    `torn` are the sessions of which commits behind the newest one given are lost.
+    """
     known = {(w.session, w.number): w for w in windows}
     calls = _calls(exports)
     for session, number in calls:
         known.setdefault((session, number), Window(session, number, training=False))
     claims = list(claims)
     attempts, commit_attempts = _attempts(known, calls, commits, claims)
-    bindings = _bind(known, calls, attempts, commits, commit_attempts)
+    bindings = _bind(known, calls, attempts, commits, commit_attempts, torn)
     owned_from = _ownership(known, bindings, commits, commit_attempts, claims)
     return Timeline(bindings, commit_attempts, owned_from)
 
@@ -169,6 +164,7 @@ def _bind(
     attempts: Mapping[WindowKey, int],
     commits: Sequence[Commit],
     commit_attempts: Sequence[int],
+    torn: Collection[str],
 ) -> dict[WindowKey, Binding]:
     bound: dict[WindowKey, Binding] = {}
     own = _own_commits(commits)
@@ -182,9 +178,8 @@ def _bind(
     clock = _clock(commits, commit_attempts)
     for key, window in windows.items():
         if key not in bound:
-            later = (
-                [] if _skipped(own.get(window.session, ()), window.number) else clock.get(attempts[key], [])
-            )
+            lost = _skipped(own.get(window.session, ()), window.number, torn=window.session in torn)
+            later = [] if lost else clock.get(attempts[key], [])
             bound[key] = _bind_by_others(window, calls.get(key, []), attempts[key], shared, later)
     return bound
 
@@ -223,10 +218,13 @@ def _covering(ranges: Sequence[tuple[int, int, int]], window: int) -> int | None
     return ranges[place][2]
 
 
-def _skipped(ranges: Sequence[tuple[int, int, int]], window: int) -> bool:
-    """Whether a later commit of the process begins behind a window none covers: the one between is lost."""
+def _skipped(ranges: Sequence[tuple[int, int, int]], window: int, *, torn: bool) -> bool:
+    """Whether a commit of the process is lost that may have covered a window which none covers.
+
+    A later one that begins behind the window tells so; where there is none, what is known of the process.
+    """
     place = bisect_left(ranges, (window,))
-    return place < len(ranges) and ranges[place][1] > window
+    return ranges[place][1] > window if place < len(ranges) else torn
 
 
 def _shared_steps(
@@ -257,7 +255,7 @@ def _clock(commits: Sequence[Commit], attempts: Sequence[int]) -> dict[int, list
     for attempt, commit in _in_order(commits, attempts):
         gap = commit.number > expected.get(commit.session, 0)
         expected[commit.session] = commit.number + 1
-        if not commit.leader and (attempt, commit.step) in led:
+        if commit.adds or (not commit.leader and (attempt, commit.step) in led):
             continue
         floor = -1 if commit.restored is None else commit.restored + 1
         forward = commit.step >= highest.get((attempt, commit.session), floor)
@@ -292,7 +290,7 @@ def _ownership(
     seen = _numbers(windows)
     led = {attempt for attempt, commit in zip(attempts, commits, strict=True) if commit.leader}
     for attempt, commit in _in_order(commits, attempts):
-        if owned[attempt] is not None or (attempt in led and not commit.leader):
+        if owned[attempt] is not None or commit.adds or (attempt in led and not commit.leader):
             continue
         trains = (attempt, commit.step) in trained or _lost(commit, seen.get(commit.session, []))
         trains = trains or (commit.restored is not None and attempt not in recording)

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventlog import Problem, RunDir, errors, is_there, open_file, schema
+from eventlog import Problem, RunDir, compressed_frame, errors, open_file, schema
 
-from .compacted import MOVED
 from .history import load
 from .placing import window_code
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from .history import History
 
-_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_LAST: Final = (1 << 63) - 1
 _STEPS: Final = {
     schema.Stream.RECORDS: ("step",),
     schema.Stream.COMMITS: ("global_step", "restored_step"),
@@ -56,30 +55,63 @@ def merge_runs(
     """Write several runs as one new run; the inputs are only read.
 
     `offsets`: what to add to the steps of each run, or of each but the first. What trackers acknowledged is
-    not taken over: the new run is a run of its own. NotARunError, FormatVersionError; QueryError where there
-    is something at `out`, and for runs that share a process.
+    not taken over: the new run is a run of its own. NotARunError, FormatVersionError;
+    RunDirectoryError where there is something at `out`, UnansweredError for runs that share a process.
     """
     target, sources = Path(out), [Path(path) for path in paths]
     if len(sources) < 2:
         raise errors.QueryError(f"expected two runs or more, got {len(sources)}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise errors.QueryError(f"expected a new or empty directory to merge into, got {target}")
-    moved = [0, *offsets] if len(offsets) == len(sources) - 1 else list(offsets or [0] * len(sources))
-    if len(moved) != len(sources):
-        raise errors.QueryError(f"expected an offset for each of {len(sources)} runs, got {len(offsets)}")
-    if bare := [path for path in sources if is_there(path / MOVED)]:
-        raise errors.QueryError(
-            f"expected runs with their payload streams, got one whose values are in tables alone: {bare[0]}"
-        )
+        raise errors.RunDirectoryError(f"expected a new or empty directory to merge into, got {target}")
+    moved = _checked(offsets, len(sources))
     histories = [load(path, str(path)) for path in sources]
+    if bare := [history.reading for history in histories if history.reading.reader.run.moved()]:
+        raise errors.UnansweredError(
+            "expected runs with their payload streams, got one whose values are in tables alone: "
+            f"{bare[0].label}"
+        )
     _check_apart(histories)
+    for history, offset in zip(histories, moved, strict=True):
+        _check_steps(history, offset)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         made = _written(RunDir.create(unfinished), histories, moved)
         unfinished.replace(target)
+    except OSError as error:
+        raise errors.RunDirectoryError(
+            f"expected to write the merged run, got {error.strerror or error}: {target}"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return made
+
+
+def _checked(offsets: Any, n: int) -> list[int]:
+    """Return an offset for each of n runs; QueryError for what says none."""
+    listed = list(offsets) if isinstance(offsets, list | tuple) else None
+    if listed is None or not all(isinstance(one, int) and not isinstance(one, bool) for one in listed):
+        raise errors.QueryError(f"expected a list of offsets in steps, got {offsets!r}")
+    moved = [0, *listed] if len(listed) == n - 1 else listed or [0] * n
+    if len(moved) != n:
+        raise errors.QueryError(f"expected an offset for each of {n} runs, got {len(listed)}")
+    return moved
+
+
+def _check_steps(history: History, offset: int) -> None:
+    """Refuse to move steps to where there are none."""
+    said = [history.commits.table["global_step"], history.records.table["step"]]
+    known = [column.drop_null().to_numpy() for column in said]
+    steps = np.concatenate(
+        [*known, [s for s in history.timeline.owned_from.values() if s is not None]]
+    ).astype(np.int64)
+    if not len(steps) or not offset:
+        return
+    first, last = int(steps.min()), int(steps.max())
+    if not 0 <= first + offset <= last + offset <= _LAST:
+        raise errors.QueryError(
+            f"expected an offset that leaves steps {first} to {last} at 0 or above, got {offset}: "
+            f"{history.reading.label}"
+        )
 
 
 def _check_apart(histories: Sequence[History]) -> None:
@@ -87,7 +119,7 @@ def _check_apart(histories: Sequence[History]) -> None:
     for history in histories:
         for producer in history.reading.producers:
             if producer.session in seen:
-                raise errors.QueryError(
+                raise errors.UnansweredError(
                     f"expected runs of different processes, got {producer.role}-{producer.rank} "
                     f"({producer.session}) in two of them: {seen[producer.session]}, {history.reading.label}"
                 )
@@ -229,13 +261,7 @@ class _Frames:
             data = found.with_metadata(said).serialize().to_pybytes()
         elif self._source.stream is not schema.Stream.PAYLOAD:
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
-            data = _serialized(self._copy.rows(batch, self._source.stream, self._source.session))
+            rows = self._copy.rows(batch, self._source.stream, self._source.session)
+            data = compressed_frame(rows).to_pybytes()
         self._new.write(data)
         return replace(record, offset=offset, length=len(data), crc=schema.crc32c(data))
-
-
-def _serialized(batch: pa.RecordBatch) -> bytes:
-    """Return a batch as the bytes of a frame, its buffers compressed."""
-    sink = pa.BufferOutputStream()
-    pa.ipc.new_stream(sink, batch.schema, options=_LZ4).write_batch(batch)
-    return sink.getvalue()[batch.schema.serialize().size :].to_pybytes()

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from eventlog import moments
 
-from .statistics import checked_bins, checked_quantiles, quantiles
+from . import bins
+from .statistics import checked_quantiles, quantiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,34 +60,27 @@ def quantile(values: pa.ChunkedArray, asked: pa.ChunkedArray) -> pa.Array:
 
 
 def counts(
-    values: pa.ChunkedArray, low: pa.ChunkedArray, high: pa.ChunkedArray, bins: pa.ChunkedArray
+    values: pa.ChunkedArray, low: pa.ChunkedArray, high: pa.ChunkedArray, number: pa.ChunkedArray
 ) -> pa.Array:
     """Count the finite values of each list in equal bins."""
-    ends = zip(low.to_pylist(), high.to_pylist(), bins.to_pylist(), strict=True)
-    found: list[NDArray[Any]] = []
-    for row, (first, last, n) in zip(_rows(values), ends, strict=True):
-        finite = np.empty(0) if row is None else row[np.isfinite(row)]
-        found.append(np.histogram(finite, checked_bins(n), _between(first, last))[0])
+    rows = ([] if row is None else row for row in _rows(values))
+    found = [
+        bins.counts(np.asarray(row), *ends) for row, ends in zip(rows, _ends(low, high, number), strict=True)
+    ]
     return _lists(found, pa.int64())
 
 
-def edges(low: pa.ChunkedArray, high: pa.ChunkedArray, bins: pa.ChunkedArray) -> pa.Array:
+def edges(low: pa.ChunkedArray, high: pa.ChunkedArray, number: pa.ChunkedArray) -> pa.Array:
     """Return the edges of those bins, one more than there are bins."""
-    ends = zip(low.to_pylist(), high.to_pylist(), bins.to_pylist(), strict=True)
-    found = [
-        np.histogram_bin_edges(np.empty(0), checked_bins(n), _between(first, last)) for first, last, n in ends
-    ]
-    return _lists(found, pa.float64())
+    return _lists([bins.edges(*ends) for ends in _ends(low, high, number)], pa.float64())
 
 
-def _between(low: float | None, high: float | None) -> tuple[float, float]:
-    """Return the range of a histogram; of no finite value the one that numpy takes.
-
-    DuckDB may ask of a key that is not known, before it comes to say so: its ends are null.
-    """
-    if low is None or high is None or not low <= high:
-        return (0.0, 1.0)
-    return (low, high)
+def _ends(
+    low: pa.ChunkedArray, high: pa.ChunkedArray, number: pa.ChunkedArray
+) -> Iterator[tuple[float, float, int]]:
+    """Yield where bins begin and end, and how many they are; ends are null where no value is finite."""
+    for first, last, n in zip(low.to_pylist(), high.to_pylist(), number.to_pylist(), strict=True):
+        yield *bins.ends(first, last, bins.checked(n)), n
 
 
 def sequences(

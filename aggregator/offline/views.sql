@@ -43,7 +43,7 @@ comment on column log.records.int_sum is 'exact sum of counters and masks';
 comment on column log.records.sum is 'sum of the finite values';
 comment on column log.records.min is 'least finite value; +Inf when there is none';
 comment on column log.records.max is 'greatest finite value; -Inf when there is none';
-comment on column log.records.tags is 'a JSON object';
+comment on column log.records.tags is 'what else is known, a JSON object: also what the mask''s tags say, under the record''s own';
 comment on column log.records.superseded is 'a later attempt owns the step, or reported the key again';
 comment on column log.records.complete is 'all records of the window are there';
 
@@ -149,7 +149,7 @@ create view log.payload as
 select
     run, session, role, rank, world, "window", step, bound_by, attempt, epoch, record_id, "call", tracker, key, kind,
     denominator, denominator_id, shape, coalesce(values64, values32::double[]) as values, times, mask, selected,
-    sample_ids, sampled, counted, superseded, complete
+    sample_ids, tags, sampled, counted, superseded, complete
 from _payload;
 
 comment on view log.payload is 'The values themselves, a row per record';
@@ -166,8 +166,8 @@ create view log.tensors as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, denominator,
     denominator_id, shape, coalesce(values64, values32::double[]) as values,
-    _dense(coalesce(values64, values32::double[]), under, elements) as dense, sampled, counted,
-    superseded, complete
+    _dense(coalesce(values64, values32::double[]), under, elements) as dense, tags, sampled, counted, superseded,
+    complete
 from _payload
 where kind = 'stat';
 
@@ -179,8 +179,8 @@ create view log.masks as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", "call", record_id, time, tracker, shape,
     _bits(mask, elements) as mask,
-    coalesce(selected, list_transform(_bits(mask, elements), lambda b: b::bigint)) as selected, counted, superseded,
-    complete
+    coalesce(selected, list_transform(_bits(mask, elements), lambda b: b::bigint)) as selected, tags, counted,
+    superseded, complete
 from _payload
 where kind = 'denominator';
 
@@ -191,7 +191,7 @@ comment on column log.masks.selected is 'selected elements per sequence';
 create view log.scalars as
 select
     run, step, key, rank, role, attempt, epoch, session, world, "window", record_id, tracker, kind,
-    unnest(values64) as value, unnest(times) as time, sampled, counted, superseded, complete
+    unnest(values64) as value, unnest(times) as time, tags, sampled, counted, superseded, complete
 from _payload
 where kind in ('scalar', 'timing', 'counter');
 
@@ -204,7 +204,9 @@ with each as (
     from _payload where sample_ids is not null and kind != 'denominator'
     union all
     select *, whose as ids, _dense(coalesce(values64, values32::double[]), under, elements) as found
-    from _payload where kind = 'stat' and len(whose) = elements
+    from _payload
+    where kind = 'stat' and len(whose) = elements  -- an element each, not packed sequences as many as their elements
+        and (parts is null or list_min(parts) = 1 or (len(shape) > 1 and shape[1] = len(whose)))
 ), unnested as (
     select *, unnest(ids) as sample_id, unnest(found) as value from each
 )
@@ -216,7 +218,7 @@ where value is not null;
 
 comment on view log.samples is 'Values with the sample they belong to';
 comment on column log.samples.sample_id is 'id of the sample the value belongs to';
-comment on column log.samples.tags is 'what else is known of the sample, a JSON object';
+comment on column log.samples.tags is 'what else is known of the sample or its batch, a JSON object';
 
 create view log.keys as
 select run, key, kind, reduce_type, sum(count)::bigint as count, min(step) as first_step, max(step) as last_step
@@ -235,13 +237,45 @@ comment on column log.keys.count is 'selected values; of metrics, rows';
 comment on column log.keys.first_step is 'first step that counts';
 comment on column log.keys.last_step is 'last step that counts';
 
+-- A query in a text is a part of the one that is asked: what a session refuses is refused there too.
+create macro main.query(wanted) as table from system.main.query(
+    if(regexp_matches(wanted, '(?i)json_execute_serialized_sql|\bsystem\b'),
+    error('expected a query of the session''s views, got ' || wanted), wanted)
+);
+
 -- Statistics as table macros: `from percentile('ppo_actor/advantages', 0.99)`. They mean what the exported numbers
 -- mean: the ranks that count are pooled, one NaN makes a statistic NaN, Inf follows IEEE, nothing selected is null,
 -- and everything is added in a fixed order. A view of the same name tells (and documents) the columns of each.
 
+-- A key of null is looked for as '', which is none: of `key = null` there are no rows, and so no error.
 create macro log._known(wanted) as (
-    select case when count(*) = 0 then error('expected a recorded key, got ' || chr(39) || wanted || chr(39)) else true
-    end from _records where key = wanted
+    select case when count(*) = 0
+        then error('expected a recorded key, got ' || coalesce(chr(39) || wanted || chr(39), 'null')) else true end
+    from _records where key = wanted
+);
+
+create macro log._valued(wanted, kind) as (
+    if(kind != 'denominator', true, error('expected a key with values, got the mask ' || chr(39) || wanted || chr(39) ||
+    ': see by_rank and the view masks'))
+);
+
+create macro log._sequenced(wanted) as (
+    select case
+        when not log._known(wanted) then false
+        when bool_or(kind != 'stat' and log._valued(wanted, kind)) then error('expected a key recorded under a mask, ' ||
+            'which has sequences, got ' || chr(39) || wanted || chr(39) || ', which is a scalar')
+        else true end
+    from _records where key = wanted
+);
+
+-- Whether a key has values to pool. What a statistic is given comes from here, so that this error is the first.
+create macro log._poolable(wanted) as (
+    select case
+        when not log._known(wanted) then false
+        when bool_or(log._valued(wanted, kind) and spread = 'shares') then error('expected a key whose values are pooled, got ' || chr(39) || wanted ||
+            chr(39) || ', whose values are shares of one number: see by_rank and by_sequence')
+        else true end
+    from _records where key = wanted
 );
 
 create macro log._whole(sampled) as (
@@ -257,16 +291,14 @@ create macro log._total(sum, nan, pos_inf, neg_inf) as (
     end
 );
 
-create macro log._valued(wanted, kind) as (
-    if(kind != 'denominator', true, error('expected a key with values, got the mask ' || chr(39) || wanted || chr(39) ||
-    ': see by_rank and the view masks'))
-);
-
 create macro log.percentile(wanted, q) as table
 with kept as (
     select
         run, step,
-        _quantile(flatten(list(coalesce(values64, values32::double[]) order by session, record_id)), q::double) as value,
+        _quantile(
+            flatten(list(coalesce(values64, values32::double[]) order by session, record_id)),
+            (select if(log._poolable(wanted), q::double, 0))
+        ) as value,
         sum(len(coalesce(values64, values32::double[])))::bigint as count
     from _payload
     where key = wanted and counted and log._whole(sampled)
@@ -274,7 +306,7 @@ with kept as (
 ), recorded as (
     select run, step, sum(count)::bigint as count
     from _pooled
-    where key = wanted and log._known(wanted) and log._valued(wanted, kind)
+    where key = coalesce(wanted, '') and log._poolable(wanted)
     group by run, step
 )
 select
@@ -299,11 +331,14 @@ with ends as (
         where key = wanted and kind = 'counter' and counted
     )
 ), edges as (
-    select _edges(low, high, bins::bigint) as edges from ends
+    select _edges(low, high, if(log._poolable(wanted), bins::bigint, 0)) as edges from ends
 ), binned as materialized (
     select
         run, len(coalesce(values64, values32::double[])) as found,
-        _counts(coalesce(values64, values32::double[]), (select low from ends), (select high from ends), bins) as n
+        _counts(
+            coalesce(values64, values32::double[]), (select low from ends), (select high from ends),
+            (select len(edges) - 1 from edges)
+        ) as n
     from _payload
     where key = wanted and counted and log._whole(sampled)
 ), numbered as (
@@ -315,7 +350,7 @@ with ends as (
 ), recorded as (
     select run, sum(count)::bigint as count
     from _pooled
-    where key = wanted and log._known(wanted) and log._valued(wanted, kind)
+    where key = coalesce(wanted, '') and log._poolable(wanted)
     group by run
 )
 select
@@ -342,7 +377,7 @@ with merged as (
         sum(pos_inf)::bigint as pos_inf, sum(neg_inf)::bigint as neg_inf,
         sum(sum order by session, record_id) as total, min(min) as low, max(max) as high
     from _records
-    where key = wanted and complete and step is not null and log._known(wanted)
+    where key = coalesce(wanted, '') and complete and step is not null and log._known(wanted)
     group by run, step, role, rank, superseded
 )
 select
@@ -374,7 +409,7 @@ with kept as (
 ), each as (
     select r.*, k.whose, unnest(coalesce(k.sequences, [null])) as s
     from _pooled as r left join kept as k using (run, session, record_id)
-    where r.key = wanted and log._known(wanted) and log._valued(wanted, r.kind)
+    where r.key = coalesce(wanted, '') and log._sequenced(wanted)
 )
 select
     run, step, role, rank, "window", "call", s.sequence as sequence, whose[s.sequence + 1] as sample_id,

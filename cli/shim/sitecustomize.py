@@ -23,11 +23,24 @@ class _Waiting:
         try:
             from aggregator import areal
         except ImportError as error:
+            _check_not_hidden()
             sys.stderr.write(
                 f"areal-metrics: nothing is recorded, expected the package in {sys.executable}, got {error}\n"
             )
         else:
             areal.install()
+
+
+def _check_not_hidden() -> None:
+    """Raise ImportError where a module of the project has the name of a package of ours, which it hides."""
+    for name, part in (("eventlog", "workflow_context.py"), ("aggregator", "areal.py")):
+        spec = PathFinder.find_spec(name)
+        file = None if spec is None else spec.origin
+        if file is not None and part not in os.listdir(os.path.dirname(file)):  # noqa: PTH120, PTH208
+            raise ImportError(
+                f"expected `{name}` to be the package of areal-metrics, got a module that hides it: rename "
+                f"it or train without `areal-metrics run`: {file}"
+            )
 
 
 def _import_next() -> None:

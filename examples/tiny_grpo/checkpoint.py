@@ -33,6 +33,11 @@ def save(path: Path, actor: Actor, logger: StatsLogger, global_step: int) -> Non
     partial.replace(path)
 
 
+def next_step(path: Path) -> int:
+    """Return the step that a training goes on with; 0 without a checkpoint."""
+    return torch.load(path)["global_step"] + 1 if path.exists() else 0
+
+
 def load(path: Path, actor: Actor, logger: StatsLogger) -> int:
     """Restore everything on this rank; return the step to go on with."""
     state = torch.load(path)

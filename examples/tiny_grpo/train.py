@@ -1,8 +1,8 @@
 """GRPO on two data-parallel ranks.
 
-    torchrun --standalone --nproc-per-node 2 examples/tiny_grpo/train.py --out demo
+    torchrun --standalone --nproc-per-node 2 examples/tiny_grpo/train.py --out demo/seed-1 --seed 1
 
-Started again with the same --out it goes on from the last checkpoint.
+Started again with the same --out it goes on from the last checkpoint, where steps are left.
 """
 
 from __future__ import annotations
@@ -125,6 +125,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     dist.init_process_group("gloo")
+    if checkpoint.next_step(config.checkpoint) < config.steps:
+        train(config)
+    elif dist.get_rank() == 0:
+        print(f"nothing left to do: all {config.steps} steps were taken; give another --out, or more --steps")
+    dist.destroy_process_group()
+
+
+def train(config: Config) -> None:
     eventlog.start(config.run_dir, role="actor")
     dataset = Dataset(config.largest, config.held_out, config.prompts, config.seed)
     leads, workers = dist.get_rank() == 0, dist.get_world_size()
@@ -134,7 +142,6 @@ def main() -> None:
     ):
         Trainer(config, dataset, logger, controller).train()
     eventlog.stop()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from eventlog import errors
+from eventlog import errors, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..config import StatsLoggerConfig
     from .base import Backend
 
-__all__ = ["AVAILABLE", "check_available", "configured", "open_backend"]
+__all__ = ["AVAILABLE", "backend_options", "check_available", "configured", "open_backend"]
 
 _FACTORIES = {
     "memory": "MemoryBackend",
@@ -31,25 +31,23 @@ AVAILABLE = tuple(_FACTORIES)
 def open_backend(name: str, /, **options: Any) -> Backend:
     """Return a backend for `play` or `StatsLogger`; nothing is written before it is told of a run.
 
-    memory:      strict, drops, fails, dies, seconds, limit, refuses
-    swanlab:     mode=cloud, path=RUN/swanlab, project, workspace, name, id, api_key, host
-    tensorboard: path=RUN/tensorboard, double=False
-    trackio:     mode=local, path=Trackio's own, project, name, space_id, server_url
-    wandb:       mode=online (WANDB_MODE), path, project, entity, name, id, id_suffix, group, job_type, notes,
-                 tags, api_key, base_url, timeout
-
+    `backend_options` says which options there are: the arguments of the backend's class.
     Numbers and booleans may be given as text, as a command line has them. ConfigError for a name or option
     that does not exist, or a value of another type, BackendMissingError for a missing package.
     """
-    check_available(name)
-    create = _factory(name)
-    allowed = _options(create)
+    allowed = backend_options(name)
     if unknown := sorted(options.keys() - set(allowed)):
         raise errors.ConfigError(
             f"expected options of {name} among {', '.join(allowed)}, got {', '.join(unknown)}"
         )
     typed = {option: _typed(f"{name}.{option}", value, allowed[option]) for option, value in options.items()}
-    return create(**typed)
+    return _factory(name)(**typed)
+
+
+def backend_options(name: str) -> dict[str, str]:
+    """Return the options of a backend and their types; ConfigError for a name that is none."""
+    check_available(name)
+    return _options(_factory(name))
 
 
 def configured(config: StatsLoggerConfig) -> list[Backend]:
@@ -92,18 +90,6 @@ def _options(create: Callable[..., Backend]) -> dict[str, str]:
     return found if wrapped is None else found | _options(wrapped)
 
 
-_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
-
-
 def _typed(where: str, value: Any, annotation: str) -> Any:
     """Return the value of an option as its annotation wants it."""
     kinds = set(re.findall(r"\w+", annotation))
@@ -111,10 +97,7 @@ def _typed(where: str, value: Any, annotation: str) -> Any:
         return value
     text = value if isinstance(value, str) else None
     if "bool" in kinds:
-        wanted, found = (
-            "true or false",
-            value if isinstance(value, bool) else _WORDS.get((text or "").lower()),
-        )
+        wanted, found = "true or false", value if isinstance(value, bool) else yes_or_no(text or "")
     elif kinds & {"int", "float"}:
         wanted, found = "a number", _number(value)
     elif "Sequence" in kinds:

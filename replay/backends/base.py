@@ -8,9 +8,11 @@
 Beside these a backend has `name` ("tensorboard") and `target` (where it sends: a directory, a project and
 run; the cursor's identity), and may declare `capabilities` and have `renamed`, the keys that have another
 name there, and `run_id`, what the tracker calls the run; one whose target is known only when it is open may
-have `called(run)`, which returns that id before. One that has alerts has `alert(title, text, level, step)`,
-with level info, warn or error; one that shows histograms has `histogram(step, name, histogram, time)`, called
-before `log` of the same step, and says so in its capabilities. Any object of this shape is a backend.
+have `called(run)`, which returns that id before, `destination(run)`, by which runs are kept apart, and, once
+it is open, `owner`, the id of the run that its target was told before. One that has alerts has
+`alert(title, text, level, step)`, with level info, warn or error; one that shows histograms has
+`histogram(step, name, histogram, time)`, called before each try of `log` with the same step, and says so in
+its capabilities. Any object of this shape is a backend.
 
 What `log` raises decides what comes next: RefusedError (of which RewindError is one) gives up this row only,
 BackendGoneError gives up the target, anything else is tried again.
@@ -18,8 +20,10 @@ BackendGoneError gives up the target, anything else is tried again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from eventlog import errors
@@ -162,8 +166,8 @@ class Rewriter(Protocol):
 
 
 def check_backends(backends: Any) -> None:
-    """ConfigError for what is no sequence of backends."""
-    if isinstance(backends, (str, bytes)) or not hasattr(backends, "__iter__"):
+    """ConfigError for what is no list of backends: a generator would be used up by looking at it."""
+    if isinstance(backends, (str, bytes)) or not isinstance(backends, Collection):
         raise errors.ConfigError(f"expected backends as a list, got {backends!r}")
     for at, backend in enumerate(backends):
         if isinstance(backend, type) or any(not callable(getattr(backend, name, None)) for name in _METHODS):
@@ -171,6 +175,21 @@ def check_backends(backends: Any) -> None:
                 f"expected objects with {', '.join(_METHODS)}, as open_backend returns, "
                 f"got {backend!r}: backends[{at}]"
             )
+
+
+def check_installed(package: str) -> None:
+    """BackendMissingError, which says how it is installed, without the package of a tracker."""
+    if find_spec(package) is None:
+        raise errors.BackendMissingError(
+            f"expected the package {package}, got none: pip install 'areal-metrics[{package}]'"
+        )
+
+
+def not_open(step: int) -> errors.BackendError:
+    """Return what `log` raises before `open` and after `close`."""
+    return errors.BackendError(
+        f"expected an open backend, got a call at step {step} before open or after close"
+    )
 
 
 def name_of(backend: Backend) -> str:
@@ -297,14 +316,14 @@ def store_for(backend: Backend, folder: Path, *, beside: Path | None = None) -> 
 
 
 def standing(
-    backend: Backend, store: CursorStore, *, fresh: bool, telling: Telling = PLAIN
+    backend: Backend, store: CursorStore, run: RunInfo, *, telling: Telling = PLAIN
 ) -> tuple[Cursor, int | None]:
     """Return the cursor of an opened backend, and the highest step its target holds: its own answer wins.
 
     What the cursor holds above that is untold; the session of its target begins.
     """
     cursor, last = new_cursor(backend, telling), None
-    if fresh:
+    if run.fresh:
         return cursor, last
     can = capabilities_of(backend)
     found, last = store.load(required=not can.reads_back), _held_by(backend)
@@ -316,9 +335,14 @@ def standing(
         if can.completes and cursor.last_step != last:
             last -= 1  # told without an acknowledgement: what of it is missing is taken now
         cursor.told.begin(telling)
-        cursor.cut(last)
+        cursor.cut(last, believed=not is_anothers(backend, run))
     cursor.begun = begun
     return cursor, last
+
+
+def is_anothers(backend: Backend, run: RunInfo) -> bool:
+    """Whether an opened backend's target was told another run, as far as it can say."""
+    return getattr(backend, "owner", None) not in (None, run.id)
 
 
 def new_cursor(backend: Backend, telling: Telling = PLAIN) -> Cursor:

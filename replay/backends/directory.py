@@ -7,7 +7,11 @@ owner, and for a replay what it holds.
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
+import time
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +23,14 @@ from eventlog import errors
 from .base import Selection
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from contextlib import ExitStack
 
     from .base import RunInfo
 
     Writer = Literal["live", "replay"]
+
+_log = logging.getLogger("areal_metrics.replay")
 
 MARKER = "areal-metrics.json"
 
@@ -55,6 +62,38 @@ def claim(folder: Path, run_id: str, writer: Writer) -> dict[str, Any]:
             f"two writers would hide each other's points: give it another path: {folder}"
         )
     return marker
+
+
+@contextmanager
+def alone(folder: Path, *, dry_run: bool = False) -> Generator[None]:
+    """Have a folder, which is made, to oneself: wait until no other replay writes there.
+
+    A dry run writes nothing and waits for nobody, and a file system without locks lets everybody in.
+    """
+    if dry_run or (folder.exists() and not folder.is_dir()):
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _wait_for(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(descriptor: int, folder: Path) -> None:
+    said = False
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not said:
+                _log.warning("another replay is writing here, waiting for its end: %s", folder)
+            said = True
+            time.sleep(0.1)
+        except OSError:
+            return None
 
 
 def of_run(folder: Path, run: RunInfo) -> Path:

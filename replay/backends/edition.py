@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..steps import named
+from eventlog import ranges
+
 from . import directory
 from .base import Written
 from .keeping import is_unknown, with_kept
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..steps import Row
     from .base import RunInfo, Selection
     from .names import Names
+
+
+_OLD: Final = ".areal-old-"
 
 
 class Edition(Protocol):
@@ -98,9 +102,9 @@ class Contents:
             0 if new else told,
             len(self.names.renamed),
             len(refused),
-            named(refused),
+            ranges(refused),
             len(kept),
-            named(kept),
+            ranges(kept),
         )
 
     def _digest(self) -> str:
@@ -128,12 +132,28 @@ def publish(
     A directory that is `taken` (uploaded, say), or that a fresh run is to stand beside, stays where it is,
     and the edition becomes a run of the next generation.
     """
+    if not edition.contents.steps and not folder.exists():
+        return edition.contents.written(new=False)
+    with directory.alone(folder, dry_run=dry_run):
+        return _publish(edition, folder, run, selection, dry_run=dry_run, taken=taken)
+
+
+def _publish(
+    edition: Edition,
+    folder: Path,
+    run: RunInfo,
+    selection: Selection,
+    *,
+    dry_run: bool,
+    taken: Callable[[Path], bool],
+) -> Written:
     marker = directory.claim(folder, run.id, "replay")
     contents = edition.contents
     held = str(marker.get("directory") or "")
-    complete = bool(held) and (folder / held).is_dir()
+    place = _found(folder, held, dry_run=dry_run)
+    complete = bool(held) and place.is_dir()
     if complete and not run.fresh and marker.get("digest") != contents.digest:
-        contents.keep(edition.held(folder / held))
+        contents.keep(edition.held(place))
     if not contents.steps:
         return contents.written(new=False)
     if complete and not run.fresh:
@@ -143,7 +163,7 @@ def publish(
                 remove(folder.glob(".areal-*"))  # of a replay that was killed while tidying up
             return contents.written(new=False)
     if not dry_run:
-        another = complete and (run.fresh or taken(folder / held))
+        another = complete and (run.fresh or taken(place))
         marker["generation"] = marker.get("generation", 0) + another
         marker["digest"] = contents.digest
         marker = directory.with_selection(marker, selection)
@@ -164,12 +184,20 @@ def _put(edition: Edition, folder: Path, marker: dict[str, Any], *, replaces: st
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    for number, entry in enumerate(sorted({name, replaces or name})):
+    for entry in sorted({name, replaces or name}):
         if (folder / entry).is_dir():
-            (folder / entry).rename(folder / f".areal-old-{number}")
+            (folder / entry).rename(folder / f"{_OLD}{entry}")
     building.rename(folder / name)
     directory.write_marker(folder, {**marker, "directory": name})
-    remove(folder.glob(".areal-old-*"))
+    remove(folder.glob(f"{_OLD}*"))
+
+
+def _found(folder: Path, name: str, *, dry_run: bool) -> Path:
+    """Return where a directory lies; one that a replay had moved aside when it was killed is put back."""
+    place, aside = folder / name, folder / f"{_OLD}{name}"
+    if not name or place.is_dir() or not aside.is_dir():
+        return place
+    return aside if dry_run else aside.rename(place)
 
 
 def remove(folders: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eventlog import errors
 
 from ..steps import Order
-from .base import Capabilities
+from .base import Capabilities, not_open
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -71,9 +71,7 @@ class MemoryBackend:
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append a row, if nothing is switched on that comes between."""
         if self.run is None or self.closed:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
+            raise not_open(step)
         self.asked += 1
         clock.sleep(self._seconds)
         self._misbehave(step, metrics)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time as clock
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,16 @@ from eventlog import errors
 
 from ..config import SWANLAB_MODES
 from ..steps import Order
-from .base import Capabilities, DisabledBackend, begun, described, named_there, section
+from .base import (
+    Capabilities,
+    DisabledBackend,
+    begun,
+    check_installed,
+    described,
+    named_there,
+    not_open,
+    section,
+)
 from .edition import Contents, publish
 from .names import Names
 from .swanlab_core import SwanlabSession
@@ -75,10 +83,7 @@ def create(
         raise errors.ConfigError(f"expected a swanlab mode of {', '.join(SWANLAB_MODES)}, got {mode!r}")
     if mode == "disabled":
         return DisabledBackend("swanlab")
-    if find_spec("swanlab") is None:
-        raise errors.BackendMissingError(
-            "expected the package swanlab, got none: pip install 'areal-metrics[swanlab]'"
-        )
+    check_installed("swanlab")
     given: dict[str, Any] = {
         "project": project,
         "workspace": workspace,
@@ -123,11 +128,7 @@ class _Named:
         project, run_id = _PROJECT.sub("-", about["project"])[:100], _RUN_ID.sub("-", about["id"])[:200]
         return about | {"project": project, "id": run_id}
 
-    def _row(self, step: int, metrics: Mapping[str, float], *, opened: bool) -> dict[str, float]:
-        if not opened:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
+    def _row(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         if _is_too_high(step):
             raise errors.RefusedError(f"expected a step up to {_HIGHEST_STEP} for swanlab, got {step}")
         return self._names.row(metrics)
@@ -148,20 +149,20 @@ class SwanlabBackend(_Named):
 
     def __init__(self, path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
         self._stream: BinaryIO | None = None
         self._file: SwanlabFile | None = None
 
     @property
     def target(self) -> str:
         """The directory around the run's directory; before opening, without a path, only its meaning."""
-        return "RUN/swanlab" if self._path is None else str(self._path.absolute())
+        return "RUN/swanlab" if self._path is None else str(self._path)
 
     def open(self, run: RunInfo) -> None:
         """Start a new run's file."""
         parent = self._path = self._path or run.path / "live" / "swanlab"
         about, now = self._about(run), clock.time()
-        place, first = f"{parent.absolute()} ", about["id"]
+        place, first = f"{parent} ", about["id"]
         about["id"] = self.run_id = named_there(run, place, first)
         while (folder := parent / run_directory(now, about["id"])).exists():
             now += 1.0
@@ -180,10 +181,10 @@ class SwanlabBackend(_Named):
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append the row; it is in the file when this returns."""
-        row = self._row(step, metrics, opened=self._file is not None)
-        if self._file is not None:
-            self._file.log(step, row, time)
-            self._told = step if self._told is None else max(self._told, step)
+        if self._file is None:
+            raise not_open(step)
+        self._file.log(step, self._row(step, metrics), time)
+        self._told = step if self._told is None else max(self._told, step)
 
     def last_step(self) -> int | None:
         """Return the highest step told since opening; a new file begins empty."""
@@ -262,9 +263,9 @@ class SwanlabCloudBackend(_Named):
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Hand the row to the core, which uploads it in the background; raises what went wrong there."""
-        row = self._row(step, metrics, opened=self._session is not None)
-        if self._session is not None:
-            self._session.put(scalars(step, row, time))
+        if self._session is None:
+            raise not_open(step)
+        self._session.put(scalars(step, self._row(step, metrics), time))
         self._told = step if self._told is None else max(self._told, step)
 
     def last_step(self) -> int | None:
@@ -276,6 +277,11 @@ class SwanlabCloudBackend(_Named):
     def called(self, run: RunInfo) -> str:
         """Return the id of the experiment that `open` would open."""
         return self._placed(run)[0]["id"]
+
+    def destination(self, run: RunInfo) -> str:
+        """Return which experiment `open` would open, as no other is called."""
+        about, place, _ = self._placed(run)
+        return f"{place}{about['id']}"
 
     def _placed(self, run: RunInfo) -> tuple[dict[str, Any], str, str]:
         """Return what names the run, and of the first run in its stead the place and the id."""

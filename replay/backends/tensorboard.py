@@ -15,16 +15,16 @@ import json
 import logging
 import os
 import re
-from importlib.util import find_spec
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog import errors
+from eventlog import errors, ranges, replacing
 
-from ..steps import Histogram, Order, Row, named
+from ..steps import Histogram, Order, Row
 from . import directory
-from .base import Capabilities, Written
+from .base import Capabilities, Written, check_installed, not_open
 from .keeping import is_unknown, with_kept
 from .tensorboard_file import framed, place_of, proto, records, scalars, step_event
 
@@ -51,11 +51,8 @@ class TensorBoardBackend:
     capabilities = Capabilities(order=Order.FORWARD, rewinds=True, histograms=True)
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, double: bool = False) -> None:
-        if find_spec("tensorboard") is None:
-            raise errors.BackendMissingError(
-                "expected the package tensorboard, got none: pip install 'areal-metrics[tensorboard]'"
-            )
-        self._given = self._path = None if path is None else Path(path)
+        check_installed("tensorboard")
+        self._given = self._path = None if path is None else Path(path).absolute()
         self._double = double
         self._file: _EventFile | None = None
         self._started = 0.0
@@ -65,7 +62,7 @@ class TensorBoardBackend:
     @property
     def target(self) -> str:
         """The directory's absolute path; before opening, without one of its own, only its meaning."""
-        return "RUN/tensorboard" if self._path is None else str(self._path.absolute())
+        return "RUN/tensorboard" if self._path is None else str(self._path)
 
     # -- live --------------------------------------------------------------------------------------
 
@@ -84,7 +81,7 @@ class TensorBoardBackend:
         marker = directory.claim(folder, run.id, "live")
         directory.write_marker(folder, marker)
         self._resumes = any(_event_files(folder))
-        self._started = run.started
+        self._started, self._drawn = run.started, {}
         self._file = _EventFile.create(folder, run.started)
         self._file.append(*_about(run))
 
@@ -96,18 +93,16 @@ class TensorBoardBackend:
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Append one event with all metrics of the step; it is in the file when this returns."""
         if self._file is None:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
+            raise not_open(step)
+        drawn, self._drawn = self._drawn, {}  # whatever becomes of this row, the next has its own
         start = [_session_start(step, time)] if self._resumes else []
         try:
-            drawn = _histograms(self._drawn)
-            self._file.append(*start, step_event(step, time, metrics, drawn, double=self._double))
+            event = step_event(step, time, metrics, _histograms(drawn), double=self._double)
+            self._file.append(*start, event)
         except (OSError, errors.BackendError):
             self._file = _EventFile.create(self._file.folder, self._started)  # for the next try
             raise
         self._resumes = False
-        self._drawn = {}
 
     def last_step(self) -> int | None:
         """Return the highest step in the directory's event files."""
@@ -132,6 +127,12 @@ class TensorBoardBackend:
         A fresh run takes the first of PATH, PATH-2, PATH-3, … that holds nothing.
         """
         folder = self._folder(run)
+        with directory.alone(folder, dry_run=dry_run):
+            return self._rewrite(folder, run, rows, selection, dry_run=dry_run)
+
+    def _rewrite(
+        self, folder: Path, run: RunInfo, rows: Iterable[Row], selection: Selection, *, dry_run: bool
+    ) -> Written:
         marker = directory.claim(folder, run.id, "replay")
         directory.check_selection(marker, selection, folder)
         if foreign := [file.name for file in _event_files(folder) if not _SEGMENT.fullmatch(file.name)]:
@@ -145,19 +146,20 @@ class TensorBoardBackend:
         names: set[str] = set()
         kept = _kept(folder, rows)
         old_ones = {event for _, event in kept.values()}
-        for number, (header, events) in enumerate(_segments(run, rows, kept, double=self._double)):
-            path = folder / f"events.out.tfevents.{number:010d}.areal"
-            names.add(path.name)
-            old = path.read_bytes() if path.exists() else b""
-            known = set(records(old))
-            told = [event in known for event in events if event not in old_ones]
-            sent, skipped = sent + told.count(False), skipped + told.count(True)
-            data = b"".join(map(framed, [*header, *events]))
-            if data != old and not dry_run:
-                _replace(path, data)
+        with ExitStack() as later:
+            for number, (header, events) in enumerate(_segments(run, rows, kept, double=self._double)):
+                path = folder / f"events.out.tfevents.{number:010d}.areal"
+                names.add(path.name)
+                old = path.read_bytes() if path.exists() else b""
+                known = set(records(old))
+                told = [event in known for event in events if event not in old_ones]
+                sent, skipped = sent + told.count(False), skipped + told.count(True)
+                data = b"".join(map(framed, [*header, *events]))
+                if data != old and not dry_run:
+                    _replace(path, data, later if kept else None)
         if not dry_run:
             _remove_leftovers(folder, names)
-        return Written(sent, skipped, kept=len(kept), kept_steps=named(kept))
+        return Written(sent, skipped, kept=len(kept), kept_steps=ranges(kept))
 
     def _folder(self, run: RunInfo, *, live: bool = False) -> Path:
         first = self._given or run.path / ("live/tensorboard" if live else "tensorboard")
@@ -185,19 +187,25 @@ def _is_others(folder: Path, run: RunInfo) -> bool:
 def _kept(folder: Path, rows: Iterable[Row]) -> dict[int, tuple[float, bytes]]:
     """Return the steps that a replay told and the log does not have any more, with time and event."""
     kept: dict[int, tuple[float, bytes]] = {}
-    for file in _event_files(folder)[1:]:  # the first describes the run
+    # The first describes the run; of others a replay that was killed had not yet put all in place.
+    for file in [*_event_files(folder)[1:], *folder.glob(".areal-*.tmp")]:
         for event in records(file.read_bytes()):
             place = place_of(event)
-            if place is not None and is_unknown(rows, *place):
+            if place is None or not is_unknown(rows, *place):
+                continue
+            if file.suffix == ".areal" or _has_scalars(proto("event").Event.FromString(event)):
                 kept[place[0]] = place[1], event
     return kept
 
 
 def _steps(file: Path) -> Iterator[int]:
-    parse = proto("event").Event.FromString
-    for event in map(parse, records(file.read_bytes())):
-        if any(number is not None for _, number in scalars(event)):
+    for event in map(proto("event").Event.FromString, records(file.read_bytes())):
+        if _has_scalars(event):
             yield event.step
+
+
+def _has_scalars(event: Any) -> bool:
+    return any(number is not None for _, number in scalars(event))
 
 
 class _EventFile:
@@ -246,19 +254,15 @@ class _EventFile:
             self._descriptor = -1
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Put a file in place as a whole."""
-    # Readers take any file with "tfevents" in its name, a temporary one too.
-    temporary = path.with_name(f".areal-{path.name.rsplit('.', 2)[1]}.tmp")
-    try:
-        with temporary.open("wb") as file:
+def _replace(path: Path, data: bytes, later: ExitStack | None) -> None:
+    """Put a file in place as a whole, at once or when `later` ends."""
+    # Readers take any file with "tfevents" in its name, an unfinished one too.
+    with ExitStack() as now:
+        unfinished = (later or now).enter_context(replacing(path))
+        with unfinished.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _remove_leftovers(folder: Path, names: set[str]) -> None:
@@ -321,7 +325,7 @@ def _histogram(name: str, histogram: Histogram) -> Any:
         max=edges[-1],
         num=sum(counts),
         sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
-        sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+        sum_squares=sum(count * (middle * middle) for count, middle in zip(counts, middles, strict=True)),
         bucket_limit=edges,
         bucket=[0, *counts],  # the first ends where the values begin
     )

@@ -14,16 +14,15 @@ import threading
 from contextlib import closing, contextmanager
 from datetime import datetime
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog import errors
+from eventlog import errors, ranges
 
 from ..config import TRACKIO_MODES
-from ..steps import Order, named
+from ..steps import Order
 from . import directory
-from .base import Capabilities, DisabledBackend, Written
+from .base import Capabilities, DisabledBackend, Written, check_installed, not_open
 from .keeping import is_unknown
 from .trackio_run import TrackioRun, as_text, config_of, content_of
 from .trackio_server import TrackioServerBackend
@@ -58,10 +57,7 @@ def create(
         raise errors.ConfigError(f"expected a trackio mode of {', '.join(TRACKIO_MODES)}, got {mode!r}")
     if mode == "disabled":
         return DisabledBackend("trackio")
-    if find_spec("trackio") is None:
-        raise errors.BackendMissingError(
-            "expected the package trackio, got none: pip install 'areal-metrics[trackio]'"
-        )
+    check_installed("trackio")
     if mode == "local":
         return TrackioBackend(path, project=project, name=name)
     place = (
@@ -108,7 +104,7 @@ class TrackioBackend(TrackioRun):
         self._config = config_of(run)
         with self._storage() as storage, _told(self.target):
             storage.init_db(self.project)
-        self._open = True
+        self._open, self._drawn = True, {}
 
     def histogram(self, step: int, name: str, histogram: Histogram, time: float) -> None:
         """Keep a histogram for the step's row."""
@@ -118,18 +114,16 @@ class TrackioBackend(TrackioRun):
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Add the row; what was told before of the same keys at this step goes."""
         if not self._open:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
-        row = self._row(metrics, self._drawn)
+            raise not_open(step)
+        drawn, self._drawn = self._drawn, {}  # whatever becomes of this row, the next has its own
+        row = self._row(metrics, drawn)
         content = content_of(row)
         row_id = self.row_id(step, content, time)
         with _told(self.target):
             self._put([(step, content, time, row_id)], self._config)
             with self._database() as database:
-                _forget(database, self.run_id, step, row.keys(), row_id)
+                self._forget(database, step, row.keys(), row_id)
         self._config = None
-        self._drawn = {}
 
     def alert(self, title: str, text: str, level: str, step: int | None) -> None:
         """Add an alert to those of the run."""
@@ -186,7 +180,7 @@ class TrackioBackend(TrackioRun):
         if not dry_run:
             self._tidy({row_id for row_id, (step, _) in held.items() if step not in kept} - wanted)
             self._mark(marker, directory.with_selection(marker, selection))
-        return Written(sent, skipped, len(self.names.renamed), kept=len(kept), kept_steps=named(kept))
+        return Written(sent, skipped, len(self.names.renamed), kept=len(kept), kept_steps=ranges(kept))
 
     def _row(self, metrics: Mapping[str, float], drawn: Mapping[str, Histogram]) -> dict[str, Any]:
         """Return a row as Trackio keeps it."""
@@ -258,6 +252,24 @@ class TrackioBackend(TrackioRun):
         except sqlite3.OperationalError:
             return False
 
+    def _forget(self, database: sqlite3.Connection, step: int, keys: Iterable[str], row_id: str) -> None:
+        """Take these keys out of the other rows of a step; what is left has the id of its content."""
+        told = set(keys)
+        question = """
+            SELECT id, metrics, timestamp FROM metrics WHERE run_id = ? AND step = ? AND log_id IS NOT ?
+        """
+        for number, content, time in database.execute(question, (self.run_id, step, row_id)).fetchall():
+            before = json.loads(content)
+            left = {key: value for key, value in before.items() if key not in told}
+            if not left:
+                database.execute("DELETE FROM metrics WHERE id = ?", (number,))
+            elif len(left) < len(before):
+                rest = content_of(left)
+                database.execute(
+                    "UPDATE OR REPLACE metrics SET metrics = ?, log_id = ? WHERE id = ?",
+                    (rest, self.row_id(step, rest, _seconds(time)), number),
+                )
+
     def _file(self) -> Path:
         with self._storage() as storage:
             return storage.get_project_db_path(self.project)
@@ -303,21 +315,6 @@ class TrackioBackend(TrackioRun):
 
     def _key(self) -> str:
         return f"areal-metrics:{self.run_id}"
-
-
-def _forget(database: sqlite3.Connection, run_id: str, step: int, keys: Iterable[str], row_id: str) -> None:
-    """Take these keys out of the other rows of a step."""
-    told = set(keys)
-    question = "SELECT id, metrics FROM metrics WHERE run_id = ? AND step = ? AND log_id IS NOT ?"
-    for number, content in database.execute(question, (run_id, step, row_id)).fetchall():
-        before = json.loads(content)
-        left = {key: value for key, value in before.items() if key not in told}
-        if not left:
-            database.execute("DELETE FROM metrics WHERE id = ?", (number,))
-        elif len(left) < len(before):
-            database.execute(
-                "UPDATE metrics SET metrics = ? WHERE id = ?", (json.dumps(left).encode(), number)
-            )
 
 
 def _seconds(text: str) -> float:

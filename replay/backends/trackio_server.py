@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from eventlog import errors
 
 from ..steps import Order
-from .base import Capabilities
+from .base import Capabilities, not_open
 from .trackio_run import TrackioRun, config_of, content_of, worded
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class TrackioServerBackend(TrackioRun):
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Send the row; those that come fast go together, and are sent at the latest by `close`."""
         if self._client is None:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
+            raise not_open(step)
         row = self.names.row(metrics)
         row_id = self.row_id(step, content_of(row), time)
         self._waiting[row_id] = {  # a row that is told again after a failure waits once

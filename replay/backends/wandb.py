@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -23,7 +22,7 @@ from eventlog import errors
 from ..config import WANDB_MODES
 from ..steps import Order
 from . import directory, wandb_file
-from .base import Capabilities, DisabledBackend, begun, described, named_there
+from .base import Capabilities, DisabledBackend, begun, check_installed, described, named_there, not_open
 from .edition import Contents, publish
 from .wandb_file import WandbEdition, WandbFile, row_bytes
 from .wandb_names import check_names, named_as, names
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS: Final = 0.5  # wandb's own default loses up to 15 s to a SIGKILL
 _READ_BACK_SECONDS: Final = 10.0
+_OWNER: Final = "areal_metrics_run"  # in the config: the id of the run that is told
 _QUIET: Final = {
     "silent": True,
     "console": "off",
@@ -79,15 +79,12 @@ class WandbBackend:
         base_url: str | None = None,
         timeout: float = 60.0,
     ) -> None:
-        if find_spec("wandb") is None:
-            raise errors.BackendMissingError(
-                "expected the package wandb, got none: pip install 'areal-metrics[wandb]'"
-            )
+        check_installed("wandb")
         check_names(project, id)
         for variable, value in (("WANDB_BASE_URL", base_url), ("WANDB_API_KEY", api_key)):
             if value:
                 os.environ[variable] = value  # for wandb's own tools too
-        self._path: Path | None = None if path is None else Path(path)
+        self._path: Path | None = None if path is None else Path(path).absolute()
         self._given: dict[str, Any] = {
             "project": project,
             "entity": entity,
@@ -99,17 +96,17 @@ class WandbBackend:
             "notes": notes,
             "tags": [tags] if isinstance(tags, str) else None if tags is None else list(tags),
         }
-        self._api_key = api_key
-        self._base_url = base_url
+        self._api_key, self._base_url = api_key, base_url
         self._timeout = float(timeout)
         self._names = names()
         self._run: Any = None
-        self._drawn: dict[str, Any] = {}
+        self._drawn: dict[str, Histogram] = {}
         self._passing = ExitStack()
         self._told: int | None = None
         self._held: int | None = None
         self._address = ""
         self.run_id: str | None = None
+        self.owner: str | None = None
 
     @property
     def target(self) -> str:
@@ -143,6 +140,8 @@ class WandbBackend:
                 f"expected WANDB_API_KEY or `wandb login` for wandb mode {self.mode}, got neither"
             )
         self._begin(run, about)
+        self.owner = self._run.config.get(_OWNER) or run.id
+        self._run.config.update({_OWNER: self.owner})
         begun(run, place, first, about["id"])
         self.run_id = about["id"]
         self._address = f"{self._run.entity}/{self._run.project}/{self._run.id}"
@@ -152,24 +151,24 @@ class WandbBackend:
     def histogram(self, step: int, name: str, histogram: Histogram, time: float) -> None:
         """Keep a histogram for the step's row."""
         del step, time
-        edges, counts = histogram
-        drawn = _import().Histogram(np_histogram=(list(counts), list(edges)))
-        self._drawn[self._names.to(name)] = drawn
+        self._drawn[name] = histogram
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         """Log one row with its step and its time; RefusedError for one that wandb would leave out."""
         if self._run is None:
-            raise errors.BackendError(
-                f"expected an open backend, got a call at step {step} before open or after close"
-            )
+            raise not_open(step)
+        drawn, self._drawn = self._drawn, {}  # whatever becomes of this row, the next has its own
         row = self._names.row(metrics)
         if (size := row_bytes(row)) > wandb_file.LARGEST_ROW:
             raise errors.RefusedError(
                 f"expected a row of at most {wandb_file.LARGEST_ROW} bytes, got {size} at step {step}: "
                 f"{self.target}"
             )
-        self._log({**row, **self._drawn, "_timestamp": time}, step)
-        self._drawn = {}
+        shown = {
+            self._names.to(name): _import().Histogram(np_histogram=(list(one.counts), list(one.edges)))
+            for name, one in drawn.items()
+        }
+        self._log({**row, **shown, "_timestamp": time}, step)
         self._told = step
 
     def alert(self, title: str, text: str, level: str, step: int | None) -> None:
@@ -204,16 +203,22 @@ class WandbBackend:
         """Return the id of the run that `open` would open."""
         return self._placed(run)[0]["id"]
 
+    def destination(self, run: RunInfo) -> str:
+        """Return which run `open` would open, as no other is called."""
+        about, place, _ = self._placed(run, run.started)
+        return f"{place}{about['id']}"
+
     # -- the SDK's run -----------------------------------------------------------------------------
 
-    def _placed(self, run: RunInfo) -> tuple[dict[str, Any], str, str]:
+    def _placed(self, run: RunInfo, now: float | None = None) -> tuple[dict[str, Any], str, str]:
         """Return what names the run, and of the first run in its stead the place and the id."""
-        about = named_as(run, self._given, time.time())
+        about = named_as(run, self._given, time.time() if now is None else now)
         place, first = f"{self._server or 'wandb'} {about.get('entity', '')}/{about['project']}/", about["id"]
         return about | {"id": named_there(run, place, first)}, place, first
 
     def _begin(self, run: RunInfo, about: Mapping[str, Any]) -> None:
         wandb = _import()
+        self._drawn = {}
         service = self._path is None and self.mode != "offline"  # whose own files may lie anywhere
         passing = self._passing if service else None
         folder = directory.usable(self._path or run.path / "live", "wandb.path", passing)
@@ -308,13 +313,13 @@ class WandbOfflineBackend(WandbBackend):
     @property
     def target(self) -> str:
         """The directory around the run's directory; before opening, without a path, only its meaning."""
-        return "RUN/wandb" if self._path is None else str(self._path.absolute())
+        return "RUN/wandb" if self._path is None else str(self._path)
 
     def open(self, run: RunInfo) -> None:
         """Start an offline run beside any other run of this process; nothing is asked, nothing is sent."""
         self._path = self._path or run.path / "live"
         about = named_as(run, self._given, time.time())
-        place, first = f"{self._path.absolute()} ", about["id"]
+        place, first = f"{self._path} ", about["id"]
         about["id"] = self.run_id = named_there(run, place, first)
         self._begin(run, about)
         begun(run, place, first, about["id"])

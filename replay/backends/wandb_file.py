@@ -123,6 +123,10 @@ class WandbFile:
         """Return when the run began, in Unix seconds; 0.0 where the file does not say."""
         return next((run.run.start_time.ToMicroseconds() / 1e6 for run in self._records("run")), 0.0)
 
+    def resumes(self) -> bool:
+        """Whether the run was to go on with one of the same id."""
+        return any(run.run.resume for run in self._records("run"))
+
     def ended(self) -> bool:
         """Whether the file holds the end of its run, and so all that came before."""
         parse = _proto().Record.FromString

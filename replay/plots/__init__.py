@@ -8,13 +8,14 @@ in this run? matplotlib (extra `plots`) draws the first three, plotly (extra `re
 from __future__ import annotations
 
 from .canvas import PALETTES, save
-from .curves import curves, differences, smoothed
+from .curves import bands, curves, differences, smoothed
 from .heatmap import heatmap, results
 from .radar import radar, scores
 from .report import report
 
 __all__ = [
     "PALETTES",
+    "bands",
     "curves",
     "differences",
     "heatmap",

@@ -6,10 +6,14 @@ back end to choose, so that drawing works in threads, on servers and inside some
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
 
 from eventlog import errors
 
@@ -20,12 +24,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
+    from numpy.typing import NDArray
 
 __all__ = [
     "PALETTES",
     "Style",
+    "left_out",
     "legend",
+    "lone",
     "panels",
+    "placed",
     "polar",
     "save",
     "short",
@@ -53,10 +61,12 @@ PALETTES: Final[dict[str, tuple[str, ...]]] = {
     "grey": ("#000000", "#555555", "#888888", "#AAAAAA"),
 }
 FORMATS: Final = (".png", ".svg")
+_NO_XML: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # XML 1.0, 2.2
 _LINES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":")
 _TITLE: Final = 46  # characters that fit above a panel
 _LEGEND: Final = 80  # and below a figure
 _COLUMNS: Final = 3
+_MOST: Final = 1e300  # matplotlib's axes overflow soon after
 _PANEL: Final = (4.8, 3.0)  # inches
 
 
@@ -176,9 +186,35 @@ def save(figure: Figure, path: str | Path) -> Path:
     import matplotlib as mpl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    vector = path.suffix.lower() == ".svg"
+    drawn = io.BytesIO()
     # its ids would be random otherwise; a name in a script that the font lacks is drawn as boxes, and kept
     with mpl.rc_context({"svg.hashsalt": "areal-metrics"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from", category=UserWarning)
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(drawn, format=path.suffix[1:].lower(), metadata={"Date": None} if vector else None)
+    found = drawn.getvalue()
+    if vector:  # the names are in its comments, too
+        spelled = _NO_XML.sub(lambda odd: odd[0].encode("unicode_escape").decode(), found.decode())
+        found = spelled.encode()
+    path.write_bytes(found)
     return path
+
+
+def placed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values, NaN for those that have no place on an axis: not finite, or beyond 1e300."""
+    return np.where(np.abs(values) <= _MOST, values, np.nan)
+
+
+def left_out(values: NDArray[np.float64]) -> str:
+    """Say how many values have no place on an axis; "" for none."""
+    finite = np.isfinite(values)
+    counts = {"not finite": ~finite, "beyond 1e300": finite & (np.abs(values) > _MOST)}
+    said = ", ".join(f"{count.sum()} {what}" for what, count in counts.items() if count.any())
+    return f" ({said}: not drawn)" if said else ""
+
+
+def lone(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which values have no finite neighbour: a line does not go through them, they need a point."""
+    there = np.isfinite(values)
+    before, after = np.append(False, there[:-1]), np.append(there[1:], False)
+    return there & ~before & ~after

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import html
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from .canvas import PALETTES
+from .canvas import PALETTES, lone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +27,7 @@ PALETTE: Final = "okabe-ito"
 HEAT: Final = "cividis"  # even in lightness, made for colour-blind eyes (Nuñez, Anderton and Renslow 2018)
 _COLOURS: Final = PALETTES[PALETTE]
 _TITLE: Final = 44  # characters of a key on a line
+_LINE: Final = 19  # pixels of one
 _HALF: Final = 0.5
 _INK: Final = "#222222"
 _GRID: Final = "#DDDDDD"
@@ -83,7 +85,7 @@ def heat(key: str, table: pa.Table) -> Chart:
     step does not hide a rank that is always slow; what is beyond half and twice of it is drawn as that.
     """
     rows = {each: i for i, each in enumerate(_by_rank(table))}
-    steps = {step: i for i, step in enumerate(sorted(set(table["step"].to_pylist())))}
+    steps = {step: i for i, step in enumerate(_spaced(sorted(set(table["step"].to_pylist()))))}
     seconds = np.full((len(rows), len(steps)), np.nan)
     for role, rank, step, value in _columns(table, "role", "rank", "step", "avg"):
         seconds[rows[f"{role} {rank}"], steps[step]] = math.nan if value is None else value
@@ -93,15 +95,27 @@ def heat(key: str, table: pa.Table) -> Chart:
         "hovertemplate": "%{y}, step %{x}: %{customdata:.4g} s<extra></extra>",
     }  # fmt: skip
     if len(rows) > 1:
-        relative = seconds / np.nanmedian(seconds, axis=0)
+        known = ~np.isnan(seconds).all(axis=0)
+        relative = np.full_like(seconds, np.nan)
+        relative[:, known] = seconds[:, known] / np.nanmedian(seconds[:, known], axis=0)
         trace |= {"z": relative.tolist(), "zmin": _HALF, "zmax": 1 / _HALF, "colorbar": _bar("x median")}
     else:
         trace |= {"z": seconds.tolist(), "colorbar": _bar("seconds")}
     chart = _figure(key, [trace], "step")
-    chart["layout"]["height"] = 160 + 22 * len(rows)
+    chart["layout"]["height"] = 124 + chart["layout"]["margin"]["t"] + 22 * len(rows)
     chart["layout"]["margin"]["r"] = 110
     chart["layout"]["yaxis"] = {**_AXIS, "type": "category", "autorange": "reversed", "showgrid": False}
     return chart
+
+
+def _spaced(steps: list[int]) -> list[int]:
+    """Return steps with empty ones in their gaps: else the cells beside a gap would be drawn across it."""
+    usual = min((after - step for step, after in pairwise(steps)), default=1)
+    found = set(steps)
+    for step, after in pairwise(steps):
+        if after - step > usual:
+            found |= {step + usual, after - usual}
+    return sorted(found)
 
 
 def _bar(what: str) -> Chart:
@@ -121,8 +135,10 @@ def _xy(steps: Any, values: Any) -> Chart:
 
 
 def _line(steps: Any, values: Any, colour: str, **more: Any) -> Chart:
-    mode = "lines+markers" if len(steps) < 2 else "lines"  # a line through a single point is invisible
-    return {**_xy(steps, values), "mode": mode, "line": {"color": colour, "width": 1.6}, **more}
+    drawn: Chart = {**_xy(steps, values), "mode": "lines", "line": {"color": colour, "width": 1.6}, **more}
+    if (alone := lone(values.astype(float))).any():
+        drawn |= {"mode": "lines+markers", "marker": {"size": np.where(alone, 5, 0).tolist()}}
+    return drawn
 
 
 def _finite(value: float | None) -> float | None:
@@ -139,13 +155,15 @@ def _mark(step: int) -> Chart:
 
 def _figure(key: str, traces: list[Chart], xlabel: str, *, legend: bool = False, **layout: Any) -> Chart:
     lines = [text(key[at : at + _TITLE]) for at in range(0, len(key), _TITLE)]
+    top = 20 + _LINE * len(lines)
+    title = {"text": "<br>".join(lines), "x": 0, "xref": "paper", "y": 1, "yanchor": "top", "pad": {"t": 10}}
     return {
         "data": traces,
         "layout": {
-            "title": {"text": "<br>".join(lines), "x": 0, "xref": "paper", "font": {"size": 14}},
+            "title": {**title, "yref": "container", "font": {"size": 14}},
             "font": {"color": _INK, "size": 12},
-            "margin": {"l": 56, "r": 36, "t": 20 + 16 * len(lines), "b": 40},
-            "height": 264 + 16 * len(lines),
+            "margin": {"l": 56, "r": 36, "t": top, "b": 40},
+            "height": 244 + top,
             "modebar": {"orientation": "v"},  # beside the chart, not across its title
             "plot_bgcolor": "white",
             "paper_bgcolor": "white",

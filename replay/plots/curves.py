@@ -1,7 +1,8 @@
 """Curves: how a key moves over the steps, one panel a key, one line a run.
 
 Panels have their own y axis, as keys have their own units; nothing is clipped, rescaled or cut off at a
-percentile. Where a value is missing or not finite the line breaks, and the panel says how many there were.
+percentile. Where a value is missing, not finite or beyond 1e300 the line breaks, and the panel says how many
+there were.
 Smoothing is never silent: the values stay visible, and the picture names the weight. Several *members* of a
 line (ranks, seeds) are drawn as their mean within a band from the least to the greatest.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["curves", "differences", "smoothed"]
+__all__ = ["bands", "curves", "differences", "smoothed"]
 
 MOST_PANELS: Final = 24
 _NEEDED: Final = ("step", "key", "value")
@@ -69,7 +70,7 @@ def curves(
         _check_weight(smooth)
     keys = sorted({line.key for line in lines})
     if not 0 < len(keys) <= MOST_PANELS:
-        raise errors.QueryError(f"expected 1 to {MOST_PANELS} keys to draw, got {len(keys)}")
+        raise errors.UnansweredError(f"expected 1 to {MOST_PANELS} keys to draw, got {len(keys)}")
     runs = list(dict.fromkeys(line.run or "" for line in lines))
     style = dict(zip(runs, canvas.styles(len(runs), palette), strict=True))
     figure, axes = canvas.panels(len(keys))
@@ -80,12 +81,36 @@ def curves(
         canvas.title(axis, key)
         if compare:
             _read_out(axis, mine)
-        axis.set_xlabel("step" + _not_finite(mine), parse_math=False)
+        values = np.concatenate([line.values for line in mine])
+        axis.set_xlabel("step" + canvas.left_out(values), parse_math=False)
     named = runs if "run" in table.column_names else []
     canvas.legend(figure, _entries(named, style, smooth, band=max(line.members for line in lines)))
     if title is not None:
         figure.suptitle(title, parse_math=False)
     return figure
+
+
+def bands(table: pa.Table) -> pa.Table:
+    """Return what `curves` draws of members: (run?, step, key, value, least, greatest), by key and step.
+
+    `value` is the mean of the members' finite values at the step; null where there is none.
+
+    Raises:
+        QueryError: as `curves`.
+    """
+    lines = _members_joined(_lines(table))
+    columns: dict[str, Any] = {name: [] for name in ("run", "step", "key")}
+    numbers: list[tuple[Floats, ...]] = []
+    for line in lines:
+        columns["run"] += [line.run] * len(line.steps)
+        columns["step"] += line.steps.tolist()
+        columns["key"] += [line.key] * len(line.steps)
+        numbers.append((line.values, *(line.band or ())))
+    if "run" not in table.column_names:
+        del columns["run"]
+    for name, parts in zip(("value", "least", "greatest"), zip(*numbers, strict=True), strict=True):
+        columns[name] = pa.array(np.concatenate(parts), pa.float64(), from_pandas=True)
+    return pa.table(columns)
 
 
 def smoothed(table: pa.Table, weight: float) -> pa.Table:
@@ -105,22 +130,26 @@ def smoothed(table: pa.Table, weight: float) -> pa.Table:
 
 
 def differences(table: pa.Table) -> pa.Table:
-    """Return how far each run is from the first one: (key, run, difference, steps).
+    """Return how far each run is from the first that has the key: (key, run, relative_to, difference, steps).
 
-    `difference` is the mean of (value - first) / |first| over the `steps` that both have, where both are
-    finite and the first run's is not 0; null where there is none.
+    `relative_to` names that run, `difference` is the mean of (value - first) / |first| over the `steps` that
+    both have, where that is finite and the first run's value not 0; null where there is none.
 
     Raises:
         QueryError: as `curves`.
     """
     lines = _lines(table)
-    rows = [
-        {"key": key, "run": run, "difference": difference, "steps": steps}
-        for key in dict.fromkeys(line.key for line in lines)
-        for run, difference, steps in _differences([line for line in lines if line.key == key])
-    ]
-    kinds = {"key": pa.string(), "run": pa.string(), "difference": pa.float64(), "steps": pa.int64()}
-    return pa.Table.from_pylist(rows, pa.schema(kinds))
+    rows: list[dict[str, Any]] = []
+    for key in dict.fromkeys(line.key for line in lines):
+        mine = [line for line in lines if line.key == key]
+        rows += [
+            {"key": key, "run": run, "relative_to": mine[0].run, "difference": difference, "steps": steps}
+            for run, difference, steps in _differences(mine)
+        ]
+    texts = [(name, pa.string()) for name in ("key", "run", "relative_to")]
+    return pa.Table.from_pylist(
+        rows, pa.schema([*texts, ("difference", pa.float64()), ("steps", pa.int64())])
+    )
 
 
 def _differences(lines: Sequence[_Line]) -> list[tuple[str | None, float | None, int]]:
@@ -129,9 +158,10 @@ def _differences(lines: Sequence[_Line]) -> list[tuple[str | None, float | None,
     for line in others:
         _, one, other = np.intersect1d(first.steps, line.steps, return_indices=True)
         base, value = first.values[one], line.values[other]
-        fits = np.isfinite(base) & np.isfinite(value) & (base != 0)
-        relative = (value[fits] - base[fits]) / np.abs(base[fits])
-        found.append((line.run, float(relative.mean()) if fits.any() else None, int(fits.sum())))
+        with np.errstate(all="ignore"):  # what cannot be said is no number, and left out
+            relative = np.where(base != 0, (value - base) / np.abs(base), np.nan)
+            relative = relative[np.isfinite(relative)]
+            found.append((line.run, float(relative.mean()) if len(relative) else None, len(relative)))
     return found
 
 
@@ -221,26 +251,21 @@ def _ema(values: Floats, weight: float) -> Floats:
 def _draw(axis: Axes, line: _Line, style: canvas.Style, smooth: float | None) -> None:
     colour, dashes = style
     if line.band is not None:
-        axis.fill_between(line.steps, *line.band, color=colour, alpha=_BAND, linewidth=0)
-    values = np.where(np.isfinite(line.values), line.values, np.nan)
+        low, high = map(canvas.placed, line.band)
+        axis.fill_between(line.steps, low, high, color=colour, alpha=_BAND, linewidth=0)
+    values = canvas.placed(line.values)
     faint = 1.0 if smooth is None else _FAINT
     axis.plot(line.steps, values, color=colour, linestyle=dashes, linewidth=1.2, alpha=faint)
-    lone = _lone(values)  # a line through a single point is invisible
+    lone = canvas.lone(values)
     axis.plot(line.steps[lone], values[lone], ".", color=colour, markersize=5, alpha=faint)
     if smooth is not None:
-        axis.plot(line.steps, _ema(line.values, smooth), color=colour, linestyle=dashes, linewidth=1.8)
-
-
-def _lone(values: Floats) -> NDArray[np.bool_]:
-    there = np.isfinite(values)
-    before = np.append(False, there[:-1])
-    after = np.append(there[1:], False)
-    return there & ~before & ~after
-
-
-def _not_finite(lines: Sequence[_Line]) -> str:
-    count = sum(int(np.count_nonzero(~np.isfinite(line.values))) for line in lines)
-    return f" ({count} not finite: not drawn)" if count else ""
+        axis.plot(
+            line.steps,
+            canvas.placed(_ema(line.values, smooth)),
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.8,
+        )
 
 
 def _entries(

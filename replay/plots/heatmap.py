@@ -44,9 +44,11 @@ def heatmap(table: pa.Table, *, title: str | None = None) -> Figure:
     runs = np.array(table["run"].to_pylist() if "run" in table.column_names else [""] * table.num_rows)
     tasks = np.array(table["task"].to_pylist())
     points = np.array([table[name].to_numpy(zero_copy_only=False) for name in ("length", "accuracy")], float)
-    drawn = np.isfinite(points).all(axis=0)
+    drawn = np.isfinite(canvas.placed(points)).all(axis=0)
     if not drawn.any():
-        raise errors.QueryError(f"expected finite accuracies and lengths, got none in {table.num_rows} rows")
+        raise errors.UnansweredError(
+            f"expected finite accuracies and lengths, got none in {table.num_rows} rows"
+        )
     edges = [_edges(row[drawn], bins) for row, bins in zip(points, BINS, strict=True)]
     names = sorted(set(tasks.tolist()))
     shown = list(dict.fromkeys(runs.tolist()))
@@ -59,9 +61,8 @@ def heatmap(table: pa.Table, *, title: str | None = None) -> Figure:
         image = axis.pcolormesh(*edges, grid, cmap=COLOURS, vmin=1, vmax=max(most, 2))
         here = runs == run
         _marks(axis, points[:, here & drawn], tasks[here & drawn], names)
-        left_out = int((here & ~drawn).sum())
         canvas.title(axis, run or "accuracy by response length")
-        axis.set_xlabel("response length" + (f" ({left_out} not finite: not drawn)" if left_out else ""))
+        axis.set_xlabel("response length" + canvas.left_out(np.abs(points[:, here]).max(axis=0)))
         axis.set_ylabel("accuracy")
     figure.colorbar(image, ax=axes, label="results", ticks=canvas.whole())
     _key(figure, names, title)
@@ -86,7 +87,7 @@ def results(table: pa.Table, accuracy: str, length: str) -> pa.Table:
                 values[row.get("run"), match["task"] or "all", row["step"]] = row["value"]
     both = [place for place in found[0] if place in found[1]]
     if not both:
-        raise errors.QueryError(f"expected steps that have {accuracy!r} and {length!r}, got none")
+        raise errors.UnansweredError(f"expected steps that have {accuracy!r} and {length!r}, got none")
     columns = {"run": [run for run, _, _ in both]} if "run" in table.column_names else {}
     columns |= {"task": [task for _, task, _ in both]}
     columns |= {

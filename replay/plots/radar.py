@@ -40,8 +40,11 @@ def scores(table: pa.Table) -> pa.Table:
     """Return (run, dimension, value) rows for the curves of one key, given (run, step, value) rows.
 
     The dimensions are those of `DEFINITIONS`; values that are null or not finite are left out. A dimension
-    of which there is no value (stability of a single step) has none.
+    of which there is no value (stability of a single step) has none. QueryError for several keys.
     """
+    keys = set(table["key"].to_pylist()) if "key" in table.column_names else set[str]()
+    if len(keys) > 1:
+        raise errors.QueryError(f"expected the curves of one key, got {', '.join(map(repr, sorted(keys)))}")
     found: list[dict[str, Any]] = []
     runs = np.array(table["run"].to_pylist())
     steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False).astype(float)
@@ -129,7 +132,7 @@ def _grid(table: pa.Table, directions: Mapping[str, str]) -> tuple[list[str], li
     missing = [(run, name) for run in runs for name in dimensions if (run, name) not in found]
     if missing:
         run, name = missing[0]
-        raise errors.QueryError(
+        raise errors.UnansweredError(
             f"expected a value of every run in each dimension, got none of {run!r} in {name!r}"
         )
     return runs, dimensions, np.array([[found[run, name] for name in dimensions] for run in runs], float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from eventlog import errors
+from aggregator import progress_bar
+from eventlog import errors, replacing
 
-from ..console import progress_bar
 from ..metrics import without_counts
 from . import charts
 from .page import Page, Section
@@ -28,6 +29,7 @@ __all__ = ["report"]
 
 MOST_CHARTS: Final = 120
 """Charts of one kind in a page; what is left out is said there."""
+_BEFORE: Final = "before"
 QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 _SUMMARY: Final = (
@@ -80,9 +82,9 @@ def report(
                 page.sections.append(section)
             advance(done)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page.html(), "utf-8")
-    return temporary.replace(path)
+    with replacing(path) as unfinished:
+        unfinished.write_text(page.html(), "utf-8")
+    return path
 
 
 def _kinds(session: Session) -> dict[str, str]:
@@ -155,15 +157,43 @@ def _timings(run: _Run) -> Section | None:
 def _evaluations(run: _Run) -> Section | None:
     rows = run.session.sql("select step, key, value from evaluations order by step, key").to_pylist()
     names = without_counts({row["key"]: 0.0 for row in rows})
-    table: dict[int, dict[str, Any]] = {}
+    tags = _evaluated(run)
+    table: dict[tuple[int, bool], dict[str, Any]] = {}
     for row in rows:
-        if row["key"] in names:
-            table.setdefault(row["step"], {"step": row["step"]})[row["key"]] = row["value"]
-    return (
-        Section("Evaluations", "By the step whose policy was evaluated.", list(table.values()))
-        if table
-        else None
-    )
+        step, key = row["step"], row["key"]
+        if key in names:
+            before = _untouched(key, tags.get(step, {}))
+            shown = f"before (committed with {step})" if before else step
+            table.setdefault((step, not before), {"step": shown})[key] = row["value"]
+    if not table:
+        return None
+    what = "By the step whose policy was evaluated; before: the untouched model, before training."
+    return Section("Evaluations", what, [table[at] for at in sorted(table)])
+
+
+def _evaluated(run: _Run) -> dict[int, dict[str, set[Any]]]:
+    """Return what the commits' tags say was evaluated: by step and evaluator's name, "before" or updates."""
+    found: dict[int, dict[str, set[Any]]] = {}
+    query = "select global_step, tags from commits where key is null and tags is not null and not superseded"
+    for row in run.session.sql(query).to_pylist():
+        for tag, value in json.loads(row["tags"]).items():
+            first, *name = tag.split("/")
+            if first == "evaluation" and isinstance(value, int | str):
+                name = name[:-1] if name[-1:] == [str(value)] else name
+                found.setdefault(row["global_step"], {}).setdefault("/".join(name).strip("/"), set()).add(
+                    value
+                )
+    return found
+
+
+def _untouched(key: str, evaluated: dict[str, set[Any]]) -> bool:
+    """Whether a metric is of the evaluation before training: of those of its step, by their names."""
+    rest = key.removeprefix("eval-rollout/")
+    for name in sorted(evaluated, key=len, reverse=True):
+        if not name or rest.startswith(f"{name}/"):
+            said, inside = evaluated[name], f"{name}/{_BEFORE}/".lstrip("/")
+            return said == {_BEFORE} or (_BEFORE in said and rest.startswith(inside))
+    return False
 
 
 def _losses(run: _Run) -> Section:

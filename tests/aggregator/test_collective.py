@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,23 +16,11 @@ from aggregator.merge import Export
 from aggregator.stats_tracker import DistributedStatsTracker, ReduceType
 from eventlog import Kind, Spread, errors, moments
 from tests.gloo import Ranks
+from tests.runs import Spec
 
 WORLD = 3
 FORMS = [wire.GATHER_BYTES, 0]
 FORM_NAMES = ["gathered", "summed"]
-
-
-class Spec(NamedTuple):
-    """A recorder's spec."""
-
-    key: str
-    kind: Kind = Kind.SCALAR
-    reduce_type: ReduceType | None = ReduceType.SCALAR
-    denominator: str | None = None
-    label: str | None = None
-    spread: Spread = Spread.SHARDS
-    tracker: str = ""
-    quantiles: tuple[float, ...] = ()
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +207,26 @@ def big_counts(rank, gather_bytes):
 def test_counts_are_exact_on_the_wire(ranks, gather_bytes):
     """Token counts beyond float32 and float64 add exactly, in both forms of the wire (report c11)."""
     assert {"n": 2**53 + 16777218} == alike(ranks.run(big_counts, gather_bytes))
+
+
+def beyond_int64(rank, gather_bytes):
+    spec, found = Spec("n", Kind.COUNTER), []
+    group = group_of()
+    with form(gather_bytes):
+        for number in (2**62, 2**61):
+            counts = moments.of_integers([1], [number])
+            reduced = collective.reduce([spec], counts, group, operation="export", session=f"s{rank}")
+            found.append(dict(Export.of(reduced.parts)) or f"{reduced.outcome}: {reduced.error}")
+    return found
+
+
+@pytest.mark.parametrize("gather_bytes", FORMS, ids=FORM_NAMES)
+def test_a_sum_that_int64_cannot_hold_is_an_error_on_every_rank(ranks, gather_bytes):
+    """Exact sums are exact or nothing; the key is named, and the next export works."""
+    error, later = alike(ranks.run(beyond_int64, gather_bytes))
+    text = "ReductionError: expected exact sums over all ranks that fit int64, got more for 'n' (export 1"
+    assert error.startswith(text)
+    assert {"n": 3 * 2**61} == later
 
 
 def spreads(rank, rate, gather_bytes):

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,23 +20,15 @@ from aggregator import collective, wire
 from aggregator.merge import Export
 from eventlog import Kind, ReduceType, Spread, moments
 from tests.gloo import Ranks
+from tests.runs import Spec
 
 GATHERED, SUMMED = wire.GATHER_BYTES, 0
 KEYS = [f"k{i}" for i in range(12)]
 ODD = [0.0, -0.0, 1.5, 2.0**53, math.nan, math.inf, -math.inf]
 
 
-class Spec(NamedTuple):
-    """A recorder's spec."""
-
-    key: str
-    kind: Kind = Kind.STAT
-    reduce_type: ReduceType | None = ReduceType.AVG_MIN_MAX
-    denominator: str | None = None
-    label: str | None = None
-    spread: Spread = Spread.SHARDS
-    tracker: str = ""
-    quantiles: tuple[float, ...] = ()
+def spec_of(key, kind=Kind.STAT, reduce_type=ReduceType.AVG_MIN_MAX, **about):
+    return Spec(key, kind, reduce_type, **about)
 
 
 KINDS = [
@@ -46,7 +37,7 @@ KINDS = [
     {"kind": Kind.SCALAR, "reduce_type": ReduceType.SCALAR},
     {"kind": Kind.COUNTER, "reduce_type": None},
 ]
-USUAL = {key: Spec(key, **KINDS[i % len(KINDS)]) for i, key in enumerate(KEYS)}
+USUAL = {key: spec_of(key, **KINDS[i % len(KINDS)]) for i, key in enumerate(KEYS)}
 
 
 @dataclass
@@ -100,14 +91,14 @@ def draw_records(rng, number, rank, made):
     keys = rng.sample(KEYS, rng.choice([0, 0, 2, 6, 12]))
     held = {USUAL[key]: draw_values(rng, USUAL[key]) for key in keys}
     if rng.random() < 0.05:
-        held[Spec(f"made up/{number}", **KINDS[2])] = draw_values(rng)
+        held[spec_of(f"made up/{number}", **KINDS[2])] = draw_values(rng)
     if rng.random() < 0.5:
-        held[Spec("share", **KINDS[2], spread=Spread.SHARES)] = [0.25, float(rank)]
+        held[spec_of("share", **KINDS[2], spread=Spread.SHARES)] = [0.25, float(rank)]
     if made.mode == "label":
         everyone = ",".join(map(str, made.wide))
         for key, group in (("all", everyone), ("tensor", "0,1" if rank < 2 else "2")):
             if rng.random() < 0.7:
-                held[Spec(key, label=group)] = draw_values(rng)
+                held[spec_of(key, label=group)] = draw_values(rng)
     return held
 
 
@@ -130,11 +121,11 @@ def spoil(rng, number, made):
     elif made.mode == "regroup":  # all ranks change what the key is
         for rank in everyone:
             made.held[rank].pop(USUAL[key], None)
-            made.held[rank][Spec(key, denominator=f"mask{number}")] = [float(rank)]
+            made.held[rank][spec_of(key, denominator=f"mask{number}")] = [float(rank)]
     elif made.mode == "bad label":
-        made.held[chosen][Spec("bad", label="0,7")] = [1.0]
+        made.held[chosen][spec_of("bad", label="0,7")] = [1.0]
     elif made.mode == "copies":
-        spec = Spec("copy", **KINDS[2], spread=Spread.REPLICATED)
+        spec = spec_of("copy", **KINDS[2], spread=Spread.REPLICATED)
         unequal = rng.random() < 0.3
         for rank in everyone:
             if rng.random() < 0.8:
@@ -297,7 +288,11 @@ def play(made, rank, groups):
 def steady(rank, groups):
     """Return the collectives of one export over two groups, once the layout fits."""
     own, everyone = groups[(0, 1) if rank < 2 else (2,)], dist.group.WORLD
-    specs = (*USUAL.values(), Spec("tensor", label="0,1" if rank < 2 else "2"), Spec("all", label="0,1,2"))
+    specs = (
+        *USUAL.values(),
+        spec_of("tensor", label="0,1" if rank < 2 else "2"),
+        spec_of("all", label="0,1,2"),
+    )
     options = {"operation": "steady", "session": f"session{rank}"}
     for i in range(3):
         before = collective.count()

@@ -124,7 +124,7 @@ def test_nothing_is_lost_or_mixed(recording, people):
 
 def test_the_log_has_every_value_once(tmp_path):
     """Recorded by threads and tasks at once into a log, every value is there once, under its own key."""
-    eventlog.start(tmp_path / "run", rank=0, world_size=1)
+    log = eventlog.start(tmp_path / "run", rank=0, world_size=1)
     trackers = [stats_tracker.get("threads"), stats_tracker.get("tasks")]
 
     def recording() -> None:
@@ -132,6 +132,7 @@ def test_the_log_has_every_value_once(tmp_path):
             list(pool.map(lambda run, tracker: run(tracker), [by_threads, by_tasks], trackers))
 
     exported_while(recording, stats_tracker.export_all)
+    assert log.writer.flush(100)
     eventlog.stop()
     with open_run(tmp_path / "run") as run:
         values = run.sql("select key, \"values\" from tensors where key like '%/x' order by key").to_pydict()
@@ -294,6 +295,23 @@ def test_names_made_up_anew_do_not_pile_up(monkeypatch):
         tracker.export()
         names = pool.submit(binding.names, tracker.recorder).result()
     assert {f"n{i}" for i in range(20)} > names >= {f"n{i}" for i in range(16, 20)}
+
+
+def test_masks_of_exported_windows_take_little_memory(monkeypatch):
+    """A thread that never exports keeps them packed, as far as they fit; what is left still selects."""
+    monkeypatch.setattr(binding, "BYTES_AT_MOST", 30_000)
+    tracker, mask = DistributedStatsTracker(), torch.zeros(80_000, dtype=torch.bool)
+    mask[:30_000] = True
+    with ThreadPoolExecutor(1) as pool:
+        for i in range(40):
+            pool.submit(tracker.denominator, **{f"n{i}": mask}).result()
+            tracker.export()
+        names = pool.submit(binding.names, tracker.recorder).result()
+        pool.submit(tracker.stat, "n39", ReduceType.SUM, x=torch.ones(80_000)).result()
+        held = pool.submit(lambda: [m.index for m in binding.current().values()]).result()
+    assert {"n39"} < names < {f"n{i}" for i in range(20, 40)}
+    assert 1 == sum(index is not None for index in held)
+    assert {"x": 30_000.0} == tracker.export()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -314,6 +314,21 @@ def test_counts_beyond_int64_are_refused(count):
         merge_worker_stats([{"r": 1.0, "r__count": count}, {"r": 1.0, "r__count": count}])
 
 
+def test_counters_beyond_int64_are_refused():
+    """What two workers together cannot hold is no float all of a sudden; the key is named."""
+    with pytest.raises(errors.MergeError, match="expected counts and sums that fit int64, got more for 'n'"):
+        merge_worker_stats([export(n=(COUNTER, total(2**62))), export(n=(COUNTER, total(2**62)))])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_scalar_without_values_is_its_count(first):
+    """A plain export has no mean of nothing: a worker without samples adds none, in a merge of merges too."""
+    nothing, some = dict(merge_worker_stats([{"r": 0.0, "r__count": 0}])), {"r": 3.0, "r__count": 3}
+    assert {"r__count": 0} == nothing == merge_worker_stats([nothing, nothing])
+    assert {"r": 3.0, "r__count": 3} == merge_worker_stats([nothing, some] if first else [some, nothing])
+    assert {"r": 3.0, "r__count": 3} == merge_worker_stats([nothing, merge_worker_stats([some])])
+
+
 def of_json(*rest, key="a", count=2):
     """Return the JSON of an export of one scalar, but for the last word of its moments."""
     row = [key, "scalar", "scalar", None, "shards", 1, count, 0, 0, 0, 0, 0, 0, *rest]

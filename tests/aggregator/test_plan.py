@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,24 +11,12 @@ from hypothesis import strategies as st
 
 from aggregator.plan import IDLE_EXPORTS, Entry, Layout, Load, Meta, Slot, agree, propose, route
 from eventlog import Kind, ReduceType, Spread, errors, moments
+from tests.runs import Spec
 
 FAMILY = Meta(Kind.STAT, ReduceType.AVG_MIN_MAX, "mask")
 SCALAR = Meta(Kind.SCALAR, ReduceType.SCALAR)
 NOBODY = np.zeros(0, np.int64)
 ROOT = Path(__file__).parents[2]
-
-
-class Spec(NamedTuple):
-    """A recorder's spec."""
-
-    key: str
-    kind: Kind = Kind.SCALAR
-    reduce_type: ReduceType | None = ReduceType.SCALAR
-    denominator: str | None = None
-    label: str | None = None
-    spread: Spread = Spread.SHARDS
-    tracker: str = ""
-    quantiles: tuple[float, ...] = ()
 
 
 def entry(key, meta=SCALAR, label=None, tracker=""):

@@ -140,6 +140,7 @@ def test_live_and_log_agree_to_the_bit(tmp_path):
             stats_tracker.stat("n", x=(rng.normal(size=50) * 1e3).astype(np.float32))
             stats_tracker.scalar(s=rng.normal())
         log.commit(0, step, step, [stats_tracker.export_all()])
+    assert log.writer.flush(100)
     eventlog.stop()
     with open_run(tmp_path) as run:
         rows = run.metrics(source="recomputed").to_pylist()
@@ -259,6 +260,7 @@ def test_threads_record_spill_and_export_at_once(tmp_path):
         over = not any(thread.is_alive() for thread in threads)
         exports.append(stats_tracker.export_all())
         log.commit(0, len(exports), len(exports), [exports[-1]])
+    assert log.writer.flush(100)
     eventlog.stop()
     assert ([], []) == (failed, log.losses())
     for i in range(4):

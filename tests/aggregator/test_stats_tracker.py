@@ -254,6 +254,34 @@ def test_single_key_export_leaves_the_rest(tracker):
     assert tracker.export() == {"a/m": 2, "a/y": 0.0, "a/z": 1.0}
 
 
+def test_a_timing_is_exported_by_its_key_from_anywhere():
+    """It has no tracker and no scope: its key is full already."""
+    tracker = DistributedStatsTracker("rollout")
+    with tracker.scope("a"), tracker.record_timing("step"):
+        tracker.scalar(x=1)
+    with tracker.scope("a"):
+        timed = tracker.export("timeperf/step")
+    assert {"timeperf/step", "timeperf/step__count"} == set(timed)
+    assert {"rollout/a/x": 1.0, "rollout/a/x__count": 1} == tracker.export()
+
+
+@pytest.mark.parametrize("name", [None, 0, b"r", "/", "\ud800"])
+def test_what_is_no_name_of_a_tracker_is_refused(name):
+    """It would be found out in an export, on all ranks and for good."""
+    before = set(stats_tracker.TRACKERS)
+    for make in (stats_tracker.get, DistributedStatsTracker):
+        with pytest.raises((TypeError, ValueError), match=r"expected a .*tracker name"):
+            make(name)
+    assert before == set(stats_tracker.TRACKERS)
+
+
+def test_slashes_around_a_trackers_name_are_no_part_of_it():
+    """Two spellings are one tracker, as its keys are the same."""
+    tracker = stats_tracker.get("/a/b/")
+    assert ("a/b", tracker) == (tracker.name, stats_tracker.get("a/b"))
+    assert stats_tracker.get("") is stats_tracker.DEFAULT_TRACKER
+
+
 def test_without_reset_values_stay(tracker):
     """reset=False exports the same again, with what came since."""
     tracker.scalar(x=1)

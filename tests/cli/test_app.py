@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from cli.app import app
@@ -42,6 +43,87 @@ def test_exit_codes(words: list[str], code: int) -> None:
     assert "Traceback" not in done.stderr
     assert bool(code) != bool(done.stdout)
     assert bool(code) == bool(done.stderr)
+
+
+WRONG = [
+    ["run", "--role", "../x", "--", "true"],
+    ["run"],
+    ["ls", "--jsno"],
+    ["info"],
+    ["keys", "RUN", "--with", "RUN"],
+    ["metrics", "RUN", "--source", "nosuch"],
+    ["metrics", "RUN", "--since", "3", "--until", "2"],
+    ["metrics", "RUN", "--with", "RUN"],
+    ["percentiles", "RUN", "lr", "-q", "50"],
+    ["percentiles", "RUN", "lr", "--by", "nosuch"],
+    ["percentiles", "RUN", "lr", "--workers", "0"],
+    ["reduce", "RUN", "lr", "--stat", "nosuch"],
+    ["reduce", "RUN", "lr", "--by", "nosuch"],
+    ["reduce", "RUN", "lr", "--where", "lr >"],
+    ["reduce", "RUN", "lr", "--engine", "nosuch"],
+    ["reduce", "RUN", "lr", "--memory-limit", "lots"],
+    ["histogram", "RUN", "lr", "--bins", "0"],
+    ["histogram", "RUN", "lr", "--by", "sequence"],
+    ["correlation", "RUN", "lr", "lr", "--by", "nosuch"],
+    ["correlation", "RUN", "lr", "lr", "--where", "("],
+    ["sql", "RUN", "selec 1"],
+    ["sql", "RUN", "select nosuch from metrics"],
+    ["sql", "RUN", "from nosuch"],
+    ["sql", "RUN", "from percentile('lr', 5)"],
+    ["sql", "RUN", "select 1; select 2"],
+    ["sql", "RUN", "create table x (y int)"],
+    ["sql", "RUN", "from '/etc/passwd'"],
+    ["sql", "RUN", "select 1", "--spill", "/nonexistent"],
+    ["export", "RUN", "OUT.xyz"],
+    ["export", "RUN", "OUT.csv", "--format", "nosuch"],
+    ["export", "RUN", "OUT.csv", "--view", "nosuch"],
+    ["export", "RUN", "OUT.csv", "--view", "records", "--wide"],
+    ["export", "RUN", "OUT.csv", "--view", "attempts", "--since", "1"],
+    ["export", "RUN", "/nonexistent/out.csv"],
+    ["merge", "OUT", "RUN"],
+    ["merge", "OUT", "RUN", "OTHER", "--offset", "1", "--offset", "2", "--offset", "3"],
+    ["replay", "RUN"],
+    ["replay", "RUN", "RUN", "--to", "tensorboard"],
+    ["replay", "RUN", "--to", "nosuch"],
+    ["replay", "RUN", "--to", "tensorboard", "--stat", "nosuch"],
+    ["replay", "RUN", "--to", "tensorboard", "--rename", "("],
+    ["replay", "RUN", "--to", "tensorboard", "--rename", "(=x"],
+    ["replay", "RUN", "OTHER", "--to", "tensorboard", "--rename", r"x=\9"],
+    ["replay", "RUN", "--to", "tensorboard", "-o", "tensorboard.nosuch=1"],
+    ["watch", "RUN", "RUN", "--once"],
+    ["watch", "RUN", "--every", "0"],
+    ["plot", "curves", "RUN"],
+    ["plot", "curves", "RUN", "-o", "OUT.pdf"],
+    ["plot", "curves", "RUN", "-o", "OUT.png", "--smooth", "2"],
+    ["plot", "curves", "RUN", "-o", "OUT.png", "--palette", "nosuch"],
+    ["plot", "heatmap", "RUN", "--accuracy", "a/*/b/*", "--length", "b", "--json"],
+    ["plot", "radar", "RUN", "lr", "-o", "OUT.png"],
+    ["report", "RUN", "-o", "/nonexistent/out.html"],
+    ["compare-evals", "RUN", "--step", "1"],
+    ["compact", "RUN", "--workers", "0"],
+    ["import", "RUN", "OUT", "--from", "nosuch"],
+    ["verify", "RUN", "--nosuch"],
+    ["recover", "RUN"],
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_what_is_asked_wrongly_exits_2(ask: Ask, root: Path, tmp_path: Path, words: list[str]) -> None:
+    """What no run could answer is exit code 2, whichever command is asked; nothing is printed or made."""
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    places = {"RUN": str(root / "a"), "OTHER": str(root / "sub" / "b")}
+    answer = ask(*(places.get(word, word.replace("OUT", str(tmp_path / "out"))) for word in words))
+    assert (2, "") == (answer.code, answer.out), answer.err
+    assert (True, False) == (bool(answer.err), "Traceback" in answer.err)
+    assert [] == list(tmp_path.iterdir())
+    assert before == {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def test_every_command_is_asked_wrongly() -> None:
+    """No command is left out above."""
+    commands = typer.main.get_command(app).commands
+    assert set(commands) == {words[0] for words in WRONG}
+    assert set(commands["plot"].commands) == {words[1] for words in WRONG if words[0] == "plot"}
 
 
 def test_data_on_stdout_talk_on_stderr(root: Path, tmp_path: Path) -> None:
@@ -89,9 +171,9 @@ def test_an_interrupt_ends_without_a_traceback(root: Path) -> None:
 
 
 def test_unwritable_output_fails_in_one_line(ask: Ask, root: Path) -> None:
-    """An error of the file system is one line, too."""
+    """A place where no file can be is one line, too, and a wrong call."""
     answer = ask("plot", "curves", root / "a", "lr", "-o", "/dev/null/x.png")
-    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert (2, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
     assert "/dev/null" in answer.err
 
 

@@ -85,10 +85,8 @@ def test_recover_of_a_whole_run(ask: Ask, run: Path, tmp_path: Path) -> None:
 
 def test_recover_overwrites_nothing(ask: Ask, run: Path) -> None:
     """A directory with files in it is refused in one line."""
-    answer = ask("recover", run, run)
-    expected = (
-        f"areal-metrics: expected a new or an empty directory to recover into, got files in it: {run}\n"
-    )
+    answer = ask("recover", run, run.parent)
+    expected = f"areal-metrics: expected a new or an empty directory, got one in use: {run.parent}\n"
     assert (1, "", expected) == (answer.code, answer.out, answer.err)
 
 

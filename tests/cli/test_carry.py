@@ -24,12 +24,12 @@ def test_export_writes_a_file(ask: Ask, root: Path, tmp_path: Path) -> None:
 
 def test_wrong_exports_are_one_line(ask: Ask, root: Path, tmp_path: Path) -> None:
     """An unknown view or key says what there is; nothing is written."""
-    for words, message in (
-        (["--view", "metric"], "expected a view, got 'metric'; near: 'metrics'"),
-        (["--keys", "los"], "expected a committed metric, got 'los'; near: "),
+    for words, code, message in (
+        (["--view", "metric"], 2, "expected a view, got 'metric'; near: 'metrics'"),
+        (["--keys", "los"], 1, "expected a committed metric, got 'los'; near: "),
     ):
         answer = ask("export", root / "a", tmp_path / "out.csv", *words)
-        assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+        assert (code, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
         assert message in answer.err
     assert [] == list(tmp_path.iterdir())
 

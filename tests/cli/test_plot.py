@@ -32,11 +32,11 @@ def test_json_is_what_is_drawn(ask: Ask, root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["-o", "none/x.png"], 1, "expected a file in a directory that exists, got none/x.png"),
+        (["-o", "none/x.png"], 2, "expected a file in a directory that exists, got none/x.png"),
         ([], 2, "expected --output FILE, --json, or both"),
-        (["-o", "x.gif"], 1, "expected a file name ending in .png or .svg, got x.gif"),
-        (["-o", "x.png", "--smooth", "2"], 1, "expected a smoothing weight between 0 and 1, got 2.0"),
-        (["-o", "x.png", "--palette", "jet"], 1, "expected a palette out of okabe-ito, grey, got 'jet'"),
+        (["-o", "x.gif"], 2, "expected a file name ending in .png or .svg, got x.gif"),
+        (["-o", "x.png", "--smooth", "2"], 2, "expected a smoothing weight between 0 and 1, got 2.0"),
+        (["-o", "x.png", "--palette", "jet"], 2, "expected a palette out of okabe-ito, grey, got 'jet'"),
         (["nothing/*", "-o", "x.png"], 1, "'nothing/*'"),
     ],
 )
@@ -48,10 +48,17 @@ def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: in
     assert not Path("x.png").exists()
 
 
+BAND = ("step", "value", "least", "greatest")
+
+
 def test_ranks_are_drawn_in_a_band(ask: Ask, root: Path) -> None:
-    """--band ranks takes what each rank recorded: the numbers of all of them, by rank."""
+    """--band takes what each rank or run recorded; --json prints the mean and the band that are drawn."""
     answer = ask("plot", "curves", root / "a", "ppo_actor/loss", "--band", "ranks", "--json", "--until", 0)
-    assert [("actor 0", 0.0), ("actor 1", 1.0)] == [(row["member"], row["value"]) for row in answer.json]
+    assert [(0, 0.5, 0.0, 1.0)] == [tuple(row[name] for name in BAND) for row in answer.json]
+    runs = ("--with", root / "sub" / "b", "--band", "runs", "--json", "--until", 1, "--smooth", 0.5)
+    answer = ask("plot", "curves", root / "a", "ppo_actor/loss", *runs)
+    assert [(0, 0.5, 0.5, 0.5), (1, 2.0, 1.5, 2.5)] == [tuple(row[n] for n in BAND) for row in answer.json]
+    assert [0.5, pytest.approx(1.5)] == [row["ema"] for row in answer.json]
 
 
 def test_runs_are_compared(ask: Ask, root: Path) -> None:
@@ -104,6 +111,6 @@ def test_pictures_are_not_put_into_runs(ask: Ask, root: Path, words: tuple[str, 
     run = root / "sub" / "b"
     before = (run / "run.json").read_bytes()
     answer = ask(*(word.format(run=run, other=root / "a") for word in words), "-o", run / "run.json")
-    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert (2, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
     assert "expected a file outside of runs, got one in the run " in answer.err
     assert before == (run / "run.json").read_bytes()

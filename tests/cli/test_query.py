@@ -132,7 +132,7 @@ def test_sql_schema_names_every_view(ask: Ask, root: Path) -> None:
 
 
 def test_sql_errors_are_one_line(ask: Ask, root: Path) -> None:
-    """What DuckDB refuses is one line on stderr and exit code 1; files and settings are out of reach."""
+    """What DuckDB refuses is one line on stderr and exit code 2; files and settings are out of reach."""
     for query in (
         "select nonsense from records",
         "selec 1",
@@ -140,7 +140,7 @@ def test_sql_errors_are_one_line(ask: Ask, root: Path) -> None:
         "select 1; select 2",
     ):
         answer = ask("sql", root / "a", query)
-        assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+        assert (2, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
         assert "Traceback" not in answer.err
 
 
@@ -162,6 +162,17 @@ def test_damage_is_told_and_exits_3(ask: Ask, tmp_path: Path) -> None:
     assert (3, 3) == (answer.code, len(answer.json))
     assert answer.err.startswith("damaged: ")
     assert segment.name in answer.err
+
+
+def test_damage_that_workers_find_is_told_too(ask: Ask, tmp_path: Path) -> None:
+    """An engine's workers read what is damaged: it is no less told, and the exit code is 3."""
+    write_run(tmp_path / "run", [range(STEPS)], gain=1.0)
+    (segment,) = tmp_path.glob("run/events/*-0/*.payload.*.arrows")
+    flip(segment, segment.stat().st_size // 2)
+    words = ("reduce", tmp_path / "run", "*", "--stat", "std")
+    plain, elsewhere = ask(*words), ask(*words, "--engine", "local", "--workers", 1)
+    assert (3, plain.out, plain.err) == (elsewhere.code, elsewhere.out, elsewhere.err)
+    assert plain.err.startswith("damaged: ")
 
 
 def test_of_much_damage_the_first_is_told(ask: Ask, tmp_path: Path) -> None:
@@ -252,8 +263,6 @@ def test_macros_on_the_command_line(ask: Ask, trained: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["reduce", "kll"], "expected a recorded key, got 'kll'; near: 'kl'"),
-        (["reduce", "kl/avg"], "expected a recorded key, got 'kl/avg'; near: 'kl'"),
         (["reduce", "kl", "--stat", "mode"], "expected statistics of avg,"),
         (["reduce", "kl", "--stat", "p101"], "expected percentiles from 0 to 1, got 1.01"),
         (["reduce", "kl", "--by", "hour"], "expected to group by any of step,"),
@@ -263,16 +272,59 @@ def test_macros_on_the_command_line(ask: Ask, trained: Path) -> None:
         ),
         (["percentiles", "kl", "-q", "99"], "expected percentiles from 0 to 1, got 99"),
         (["histogram", "kl", "--memory-limit", "lots"], "expected a memory limit in bytes or like 256MB"),
-        (["correlation", "kl", "rewards"], "expected a recorded key, got 'rewards'; near: 'reward'"),
         (["histogram", "kl", "--bins", "0"], "expected at least one bin, got 0"),
         (["export", "out.xls"], "expected a file ending in .parquet"),
     ],
 )
 def test_wrong_questions_get_right_errors(ask: Ask, trained: Path, words: list[str], message: str) -> None:
-    """One line says what was expected and what there is; the exit code is 1."""
+    """One line says what was expected and what there is; the exit code is 2."""
     command, *rest = words
     answer = ask(command, trained, *rest)
-    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert (2, "", 1) == (answer.code, answer.out, answer.err.count("\n"))
+    assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["metrics", "kl/average"], "expected a committed metric, got 'kl/average'; near: 'kl/avg'"),
+        (["keys", "zzz"], "expected a key, got 'zzz'; there are 14, none of them near"),
+        (["reduce", "kll"], "expected a recorded key, got 'kll'; near: 'kl'"),
+        (["reduce", "kl/avg"], "expected a recorded key, got 'kl/avg'; near: 'kl'"),
+        (["reduce", "kl", "--since", "7"], "expected values of 'kl' "),
+        (["reduce", "kl", "--where", "loss"], "only a mask is true by itself"),
+        (["percentiles", "zzz"], "expected a recorded key, got 'zzz'; there are 5, none of them near"),
+        (
+            ["histogram", "kl", "--where", "zzz > 0"],
+            "in the condition, got 'zzz'; there are 5, none of them near",
+        ),
+        (["correlation", "kl", "rewards"], "expected a recorded key, got 'rewards'; near: 'reward'"),
+        (["export", "OUT", "--keys", "zzz"], "expected a committed metric, got 'zzz'"),
+        (["export", "OUT", "--view", "records", "--keys", "zzz"], "expected a key in records, got 'zzz'"),
+        (["sql", "from percentile('kll', 0.5)"], "expected a recorded key, got 'kll'; near: 'kl'"),
+        (["sql", "select cast('x' as int)"], "Could not convert string 'x' to INT32"),
+        (["plot", "curves", "RUN", "zzz", "--json"], "expected a committed metric, got 'zzz'"),
+        (
+            ["plot", "heatmap", "RUN", "--accuracy", "a", "--length", "b", "--json"],
+            "expected steps that have 'a'",
+        ),
+        (["plot", "radar", "RUN", "zzz", "--json"], "expected a committed metric, got 'zzz'"),
+        (["compare-evals", "--step", "0", "--step", "1"], "expected results of samples at step 0, got none"),
+        (["replay", "--to", "tensorboard", "--keys", "zzz"], "expected a committed metric, got 'zzz'"),
+        (
+            ["replay", "--to", "tensorboard", "--rename", ".*=x"],
+            "expected a name of its own for every metric",
+        ),
+    ],
+)
+def test_what_a_run_has_no_answer_to_is_no_wrong_call(
+    ask: Ask, trained: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    """A key, a step or values that this run lacks, and another may have, are one line and exit code 1."""
+    if "RUN" not in words:
+        words = [words[0], "RUN", *words[1:]]
+    answer = ask(*({"RUN": trained, "OUT": tmp_path / "out.csv"}.get(word, word) for word in words))
+    assert (1, "", 1) == (answer.code, answer.out, answer.err.count("\n")), answer.err
     assert message in answer.err
 
 

@@ -24,5 +24,5 @@ def test_a_page_needs_a_directory(ask: Ask, root: Path, tmp_path: Path) -> None:
     """No directory is made for it, as for any other file."""
     path = tmp_path / "none" / "page.html"
     told = f"areal-metrics: expected a file in a directory that exists, got {path}\n"
-    assert (1, "", told) == ask("report", root / "a", "-o", path)
+    assert (2, "", told) == ask("report", root / "a", "-o", path)
     assert not path.parent.exists()

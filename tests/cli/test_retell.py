@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import eventlog
 import replay
+from aggregator import stats_tracker
 from eventlog import write_json
 from eventlog.errors import RewindError
 from replay import MemoryBackend
@@ -97,7 +100,7 @@ def test_refused_steps_exit_3(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPa
         (["--to", "wandb", "-o", "wandb.mode=foo"], 2, "expected a wandb mode of online, offline, disabled"),
         (["--to", "tensorboard", "--stat", "foo"], 2, "got 'foo'"),
         (["--to", "tensorboard", "--stat", "p101"], 2, "expected percentiles from 0 to 1"),
-        (["--to", "tensorboard", "--rename", "^x(=y"], 2, "expected --rename PATTERN=NAME, got '^x(=y'"),
+        (["--to", "tensorboard", "--rename", "^x(=y"], 2, "got ('^x(', 'y'): missing )"),
         (
             ["--to", "tensorboard", "-o", "tensorboard.path="],
             2,
@@ -119,6 +122,19 @@ def test_bad_orders_are_refused(ask: Ask, root: Path, words: list[str], code: in
     assert (code, "") == (answer.code, answer.out)
     assert message in answer.err
     assert not (root / "a" / "tensorboard").exists()
+
+
+@pytest.mark.parametrize("backend", ["swanlab", "tensorboard", "trackio", "wandb"])
+def test_help_lists_what_each_backend_takes(ask: Ask, backend: str) -> None:
+    """--help names every option of every backend, as the error of a wrong one does; asking loads no SDK."""
+    before = set(sys.modules)
+    told = " ".join(ask("replay", "--help").out.split("Options of the backends")[1].split())
+    names = list(replay.backend_options(backend))
+    assert {"path"} <= set(names)
+    assert f"{backend} {', '.join(names)}" in told
+    assert {"wandb", "swanlab", "trackio", "tensorboard", "torch"}.isdisjoint(set(sys.modules) - before)
+    answer = ask("replay", "nowhere", "--to", backend, "-o", f"{backend}.nosuch=1")
+    assert (2, True) == (answer.code, f"among {', '.join(names)}, got nosuch" in answer.err)
 
 
 def test_options_may_be_lists_and_booleans() -> None:
@@ -372,3 +388,29 @@ def test_what_the_log_lost_is_said(ask: Ask, tmp_path: Path) -> None:
     assert "tensorboard: kept: steps 2" in answer.err
     assert "some steps lie at a target and not in the log" in answer.err
     assert [0, 1, 2] == [step for step, _, _ in tensorboard_scalars(run / "tensorboard")["lr"]]
+
+
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+def test_a_run_that_committed_nothing_says_so(ask: Ask, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Steps were recorded and exported, no logger committed them: nothing is told, and that is said."""
+    eventlog.start(tmp_path / "run", role="actor", rank=0, world_size=1)
+    for step in range(3):
+        eventlog.set_step(step)
+        stats_tracker.scalar(x=step)
+        stats_tracker.export_all()
+    eventlog.stop()
+    answer = ask("replay", tmp_path / "run", "--to", "trackio", "-o", f"trackio.path={tmp_path}", *more)
+    assert 3 == answer.code
+    assert "nothing to tell: 3 windows were recorded and no metric was committed; --source rec" in answer.err
+    words = ["--to", "trackio", "-o", f"trackio.path={tmp_path}", "--source", "recomputed", "--json"]
+    answer = ask("replay", tmp_path / "run", *words)
+    assert (0, "") == (answer.code, answer.err)
+    assert [(3, 0)] == [(row["sent"], row["uncommitted"]) for row in answer.json]
+
+
+def test_an_empty_choice_says_so(ask: Ask, root: Path, tmp_path: Path) -> None:
+    """Where a run's steps are others there is nothing to tell, which is no loss."""
+    words = ["--to", "trackio", "-o", f"trackio.path={tmp_path}", "--since", 1000]
+    answer = ask("replay", root / "a", *words)
+    assert (0, 1) == (answer.code, answer.err.count("\n"))
+    assert "nothing to tell: no metric of what is selected was committed" in answer.err

@@ -169,7 +169,7 @@ def test_the_log_remembers_the_evaluations(training):
     folder, _ = training
     firsts = [batch.slice(0, 1).to_pylist()[0] for _, _, batch in RunReader(folder / "run").commits()]
     tags = [(row["global_step"], json.loads(row["tags"])) for row in firsts if row["tags"]]
-    assert [(1, {"evaluation": 2}), (3, {"evaluation": 4})] == tags
+    assert [(1, {"evaluation/2": 2}), (3, {"evaluation/4": 4})] == tags
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -245,12 +245,130 @@ def test_run_within_run_is_one_run():
 def test_a_python_that_lacks_us_says_so(tmp_path):
     """Where a Python without this package imports AReaL, training goes on and one line says why."""
     write_areal(tmp_path)
-    (tmp_path / "aggregator.py").write_text("raise ImportError('no such package')")
-    code = "import areal.utils.stats_tracker as s; import areal.infra; print(s.__name__)"
+    code = """
+    import sys
+    sys.modules["aggregator"] = None
+    import areal.utils.stats_tracker as s; import areal.infra; print(s.__name__)
+    """
     done = start("run", "--", *python(code), env=environment(tmp_path), cwd=tmp_path)
     assert (0, "areal.utils.stats_tracker\n") == (done.returncode, done.stdout)
-    said = f"nothing is recorded, expected the package in {sys.executable}, got no such package"
+    got = "import of aggregator halted; None in sys.modules"
+    said = f"nothing is recorded, expected the package in {sys.executable}, got {got}"
     assert f"areal-metrics: {said}\n" == done.stderr
+
+
+@pytest.mark.parametrize("first", ["replay", "areal"])
+def test_a_replay_buffer_of_the_project_stays_the_projects(tmp_path, first):
+    """A project with modules named replay and cli imports its own by these names, and records with ours."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "replay.py").write_text("class ReplayBuffer: ...")
+    (project / "cli.py").write_text("raise SystemExit('not asked for')")
+    lines = ["from replay import ReplayBuffer", "from areal.utils.stats_logger import StatsLogger"]
+    (project / "train.py").write_text(
+        "\n".join(lines if first == "replay" else lines[::-1])
+        + textwrap.dedent("""
+        import replay
+        from types import SimpleNamespace
+        from areal.utils import stats_tracker
+
+        trial = SimpleNamespace(experiment_name="e", trial_name="t", fileroot="unused")
+        with StatsLogger(trial) as logger:
+            stats_tracker.scalar(x=1.0)
+            logger.commit(0, 0, 0, stats_tracker.export_all())
+        assert replay.ReplayBuffer is ReplayBuffer
+        """)
+    )
+    done = start("run", "--log-dir", "run", "--", sys.executable, project / "train.py", cwd=tmp_path)
+    assert (0, "") == (done.returncode, done.stderr)
+    with open_run(tmp_path / "run") as run:
+        assert [1.0] == run.metrics("x")["value"].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["eventlog", "aggregator"])
+def test_a_module_that_hides_ours_is_told_at_once(tmp_path, name):
+    """A module of the project that hides one of ours is an error as AReaL is imported: which, what to do."""
+    (tmp_path / f"{name}.py").write_text("class Buffer: ...")
+    (tmp_path / "train.py").write_text(f"from {name} import Buffer\nimport areal.utils.stats_tracker")
+    done = start("run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert 1 == done.returncode
+    said = f"ImportError: expected `{name}` to be the package of areal-metrics, got a module that hides it"
+    assert said in done.stderr
+    assert f": {tmp_path / name}.py\n" in done.stderr
+
+
+# -- without --log-dir -----------------------------------------------------------------------------
+
+FAMILY = """
+import multiprocessing, os, sys
+from types import SimpleNamespace
+
+def work():
+    from areal.utils import stats_tracker
+    stats_tracker.get("rollout").scalar(reward=1.0)
+    stats_tracker.export_all()
+    stats_tracker.export_all()
+
+def child():
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+    assert 0 == process.exitcode
+
+if __name__ == "__main__":
+    from areal.utils import stats_tracker
+    from areal.utils.stats_logger import StatsLogger
+
+    if "early" in sys.argv:
+        child()
+    logger = StatsLogger(SimpleNamespace(experiment_name="e", trial_name="t", fileroot="out"))
+    if "late" in sys.argv:
+        child()
+    stats_tracker.scalar(loss=2.0)
+    logger.commit(0, 0, 0, stats_tracker.export_all())
+    logger.close()
+    assert "early" in sys.argv or "AREAL_METRICS_DIR" not in os.environ
+"""
+
+
+def family(folder, *words, **more):
+    """Run a training with a worker that records; return it, and the keys that each of its runs holds."""
+    (folder / "family.py").write_text(FAMILY)
+    options = ["--log-dir", "out/run"] if "told" in words else []
+    env = environment(**more)
+    done = start("run", *options, "--", sys.executable, "family.py", *words, cwd=folder, env=env)
+    assert 0 == done.returncode, done.stderr
+    keys = []
+    for path in sorted(folder.rglob("run.json")):
+        with open_run(path.parent) as run:
+            keys.append(sorted(run.sql("select distinct key from records")["key"].to_pylist()))
+    return done, keys
+
+
+def test_what_a_recording_process_starts_records_into_its_run(tmp_path):
+    """Without --log-dir the log that a StatsLogger starts is its children's, too, as long as it is open."""
+    done, keys = family(tmp_path, "late")
+    assert [["loss", "rollout/reward"]] == keys
+    assert "expected a log for what this process exports" not in done.stderr
+
+
+def test_what_is_not_recorded_is_said(tmp_path):
+    """A process that exports before there is a log says once that it is in none, and what would record it."""
+    done, keys = family(tmp_path, "early")
+    assert [["loss"]] == keys
+    said = "expected a log for what this process exports, got none: without --log-dir RUN_DIR"
+    assert 1 == done.stderr.count(said)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_nothing_is_said_where_it_is_known(tmp_path, told):
+    """With --log-dir every process has its log; with the log switched off nobody expects one."""
+    if told:
+        done, keys = family(tmp_path, "early", "told")
+        assert [["loss", "rollout/reward"]] == keys
+    else:
+        done, _ = family(tmp_path, "early", AREAL_METRICS_DISABLED="1")
+    assert "expected a log" not in done.stderr
 
 
 def test_the_environment_says_where_to_record(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,24 @@ def test_ls_prints_a_table(ask: Ask, root: Path) -> None:
 def test_ls_of_a_run_lists_that_run(ask: Ask, root: Path) -> None:
     """The root may itself be a run."""
     assert [str(root / "a")] == [row["path"] for row in ask("ls", root / "a", "--json").json]
+
+
+def test_a_name_that_is_no_utf8_hides_neither_its_run_nor_the_others(ask: Ask, root: Path) -> None:
+    """A run's folder may have any name: it is listed and answers, with a backslash for each odd byte."""
+    odd = root / os.fsdecode(b"bad\xff")
+    try:
+        shutil.copytree(root / "a", odd)
+    except OSError:
+        pytest.skip("the file system takes only UTF-8")
+    listed = [row["path"] for row in ask("ls", root, "--json").json]
+    assert [str(root / "a"), f"{root}/bad\\xff", str(root / "sub" / "b")] == listed
+    assert ["a", "bad\\xff", "b"] == [
+        line.split()[0].split("/")[-1] for line in ask("ls", root).out.splitlines()[1:]
+    ]
+    for command in ("info", "verify", "metrics"):
+        answer, plain = ask(command, odd, "--json"), ask(command, root / "a", "--json")
+        assert (0, "") == (answer.code, answer.err)
+        assert len(plain.json) == len(answer.json)
 
 
 @pytest.fixture

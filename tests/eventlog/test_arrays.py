@@ -126,6 +126,25 @@ def test_bad_values_are_refused(values, message):
         arrays.as_values(values, "k", (3,))
 
 
+MASKED = np.ma.array([1.0, 999.0], mask=[False, True])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: arrays.as_values(MASKED, "k", (2,)),
+        lambda: arrays.as_mask(MASKED > 0, "k"),
+        lambda: arrays.as_scalar(np.ma.masked, "k"),
+        lambda: arrays.as_scalar(MASKED[1:], "k"),
+        lambda: arrays.as_increment(np.ma.masked, "k"),
+    ],
+)
+def test_masked_arrays_are_refused(read):
+    """What lies under their masks would be counted; the message says what to pass instead."""
+    with pytest.raises(TypeError, match=r"for 'k', got a masked one; (pass x.filled|leave out)"):
+        read()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_are_widened(dtype):
     """Half types become float32 when they are recorded (report c10)."""

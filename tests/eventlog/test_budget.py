@@ -265,3 +265,16 @@ def test_without_a_budget_nothing_is_removed(tmp_path):
     assert budget.make_room(with_frame, 10**12, sync=False)
     with_frame.close()
     assert with_frame.file.data.exists()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0, 0), ("0", 0), ("0MB", 0), (1, 1), ("1kB", 1000)])
+def test_an_amount_may_be_none_where_that_means_something(given, expected):
+    """With `least=0` nothing is an amount, too: no limit, say (report h4)."""
+    assert expected == as_bytes(given, least=0)
+
+
+@pytest.mark.parametrize("given", [-1, False, "-1", "0 XB", "0.5"])
+def test_less_than_nothing_is_refused(given):
+    """What is asked for is what is taken: 0 or more (report h4)."""
+    with pytest.raises(LogError, match=r"expected spill_bytes in bytes of 0 or more, .*, got"):
+        as_bytes(given, "spill_bytes", least=0)

@@ -147,3 +147,17 @@ def test_a_program_that_ends_at_once_loses_nothing_where_pandas_is_installed(tmp
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=60
     )
     assert "False []" == done.stdout.strip()
+
+
+def test_a_log_that_follows_a_killed_one_leaves_pandas_alone(tmp_path):
+    """To look at what the process before it left needs no pandas, which takes a second to load."""
+    pytest.importorskip("pandas")
+    code = (
+        "import os, sys, eventlog; log = eventlog.start(sys.argv[1]); log.commit(0, 0, 0); "
+        "print('pandas' in sys.modules, flush=True); os.kill(os.getpid(), 9)"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", code, tmp_path / "run"], capture_output=True, check=False)
+        for _ in range(2)
+    ]
+    assert [b"False\n"] * 2 == [done.stdout for done in found]

@@ -293,3 +293,20 @@ def test_fetch_keeps_order_and_shape():
     parts = [torch.tensor(3), torch.tensor([[1, 2], [4, 5]]), torch.empty(0, dtype=torch.int64)]
     assert [[3], [1, 2, 4, 5], []] == [found.tolist() for found in device.fetch(parts)]
     assert [] == device.fetch([])
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_window_that_has_to_be_taken_is_taken_without_its_device(monkeypatch):
+    """Where others take theirs the host's part is logged, the rest counted as lost, and nothing is left."""
+    recorder = Recorder()
+    recorder.denominator({"m": torch.tensor([True, False]), "host": np.array([True, True])})
+    recorder.stat("m", {"x": torch.ones(2)})
+    recorder.stat("host", {"y": np.ones(2), "z": torch.ones(2)})
+    recorder.scalar({"s": 1.5, "late": torch.ones(())})
+    with monkeypatch.context() as broken:
+        broken.setattr(device, "moments_of", None)
+        drained = drain([recorder], anyhow=True)
+    assert isinstance(drained.failed, TypeError)
+    assert ["host", "y", "s"] == [spec.key for spec in drained.frame.calls.specs]
+    assert (4, []) == (drained.lost, drained.specs)  # m, x, z and late
+    assert [] == drain([recorder]).specs

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventlog.clock import now_us
 from eventlog.gaps import gaps
 from eventlog.reader import RunReader
 from eventlog.recovery import recover, verify
-from eventlog.rundir import Problems, RunDir, now_us
+from eventlog.rundir import Problems, RunDir
 from eventlog.schema import COMMITS, ENTRY_SIZE, IndexHeader, IndexRecord, LossCause, RecordType, Stream
 from eventlog.sealed import SILENT_SECONDS, SealedSegment
 from eventlog.segment import Loss

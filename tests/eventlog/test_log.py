@@ -219,6 +219,7 @@ def test_one_log_per_process(tmp_path):
         ({"rank": 2**70}, LogError, "expected a rank of 0 to 999999999, got 1180591620717411303424"),
         ({"rank": 2, "world_size": 2}, LogError, "expected rank from 0 to below world_size 2, got 2"),
         ({"rank": 0, "world_size": 0}, LogError, "expected world_size of 1 to 999999999, got 0"),
+        ({"attempt": -1}, RecordingError, "expected attempt of 0 or more, got -1"),
         ({"attempt": 10**9}, LogError, "expected an attempt of 0 to 999999999, got 1000000000"),
         ({"role": None}, LogError, "expected a role of letters, .*, got None"),
         ({"role": 5}, LogError, "expected a role of letters, .*, got 5"),
@@ -256,6 +257,7 @@ def test_what_is_no_path_is_refused(path):
         ({"RANK": "x"}, "LogError expected AREAL_METRICS_RANK to be an integer, got 'x'"),
         ({"PAYLOAD": "some"}, "LogError expected payload to be full"),
         ({"DISABLED": "perhaps"}, "LogError expected AREAL_METRICS_DISABLED to be 1, true, yes or on, or 0"),
+        ({"FSYNC": "yes"}, "LogError expected fsync to be False, 'periodic' or 'commit', got 'yes'"),
     ],
 )
 def test_an_environment_that_starts_nothing_is_told_by_every_record(tmp_path, variables, got):
@@ -289,6 +291,23 @@ def test_the_log_is_turned_off_by_words_that_say_so(tmp_path, word, off):
     """AREAL_METRICS_DISABLED is a switch, whatever way it is written."""
     env = {"AREAL_METRICS_DIR": str(tmp_path), "AREAL_METRICS_DISABLED": word}
     assert f"{off}\n" == run_python("import eventlog; print(eventlog.current() is None)", env)
+
+
+@pytest.mark.parametrize(
+    ("word", "fsync"),
+    [
+        ("False", False),
+        ("off", False),
+        ("NO", False),
+        ("0", False),
+        ("Commit", "commit"),
+        ("periodic", "periodic"),
+    ],
+)
+def test_fsync_is_turned_off_by_the_same_words(tmp_path, word, fsync):
+    """AREAL_METRICS_FSYNC takes every word for no, and its levels, in any case."""
+    env = {"AREAL_METRICS_DIR": str(tmp_path), "AREAL_METRICS_FSYNC": word}
+    assert f"{fsync!r}\n" == run_python("import eventlog; print(repr(eventlog.current().options.fsync))", env)
 
 
 def test_resume_never_refuses_an_earlier_attempt(tmp_path):

@@ -13,7 +13,7 @@ import torch
 import eventlog
 from aggregator import open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker
-from eventlog import mistakes
+from eventlog import mistakes, overflow
 from eventlog.errors import LogError, RecordingError
 from eventlog.schema import LossCause, Stream
 
@@ -85,6 +85,7 @@ def test_a_mistake_costs_itself_and_nothing_else(tracker, tmp_path, name):
     """With =warn a call records its good entries; the bad one warns once and is a counted loss."""
     call, lost, kept = MISTAKES[name]
     log = eventlog.start(tmp_path)
+    at = overflow.window.open
     tracker.denominator(m=MASK)
     first, second = warned(lambda: call(tracker)), warned(lambda: call(tracker))
     assert (1, []) == (len(first), second)
@@ -96,7 +97,7 @@ def test_a_mistake_costs_itself_and_nothing_else(tracker, tmp_path, name):
     assert kept <= set(found)
     assert not [key for key in found if "bad" in key or "/x" in key]
     (loss,) = log.losses()
-    assert (Stream.RECORDS, LossCause.REFUSED, -1, 2) == (loss.stream, loss.cause, loss.window, loss.rows)
+    assert (Stream.RECORDS, LossCause.REFUSED, at, 2) == (loss.stream, loss.cause, loss.window, loss.rows)
     assert loss.detail.startswith(f"{lost}: expected ")
 
 
@@ -114,9 +115,11 @@ def test_counted_losses_are_in_the_log_and_spare_the_rest(tmp_path):
     eventlog.stop()
     with open_run(tmp_path) as run:
         info = run.info()
-        assert {("actor", "refused", None)} == {
-            (loss["role"], loss["cause"], loss["window"]) for loss in info["losses"]
-        }
+        said = "recording mistakes: its process warned of the keys"
+        assert [("actor", "refused", step, None, said) for step in range(2)] == [
+            (loss["role"], loss["cause"], loss["step"], loss["window"], loss["detail"])
+            for loss in info["losses"]
+        ]
         assert 2 == sum(loss["rows"] for loss in info["losses"])
         assert (0, 0) == (info["incomplete_windows"], log.not_durable)
         rows = run.metrics(source="recomputed").to_pylist()
@@ -177,3 +180,20 @@ def test_any_other_word_is_refused_before_anything_is_recorded(monkeypatch):
         [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=False
     )
     assert "LogError: expected AREAL_METRICS_ON_MISTAKE" in done.stderr
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_warning_is_of_the_users_line(tracker):
+    """Whatever the verb is, it points to the call."""
+
+    def record():
+        tracker.scalar(bad="x", ok=1)
+        with tracker.record_timing(""):
+            pass
+        tracker.denominator(m=MASK, worse=ONES)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record()
+    first = record.__code__.co_firstlineno
+    assert [(__file__, first + n) for n in (1, 2, 4)] == [(w.filename, w.lineno) for w in caught]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import aggregator
 import eventlog
-from eventlog import RunDir, RunReader
+from eventlog import RunDir, RunReader, moments
 from eventlog.errors import LogError
 from eventlog.writer import Writer
 from tests.storage import producer
@@ -121,6 +122,96 @@ def test_processes_of_multiprocessing_drain_and_tell_how_they_ended(tmp_path, me
     assert 0 == run(tmp_path, CHILDREN.format(method=method))
     expected = ["finished", "exception: KeyError: 'boom'", "exception: SystemExit: 3", "finished"]
     assert (expected, [1.0] * 4) == (outcomes(tmp_path), values(tmp_path))
+
+
+LEFT = """
+import numpy
+main()
+eventlog.current().commit(0, 0, 0)
+recorder = Recorder()
+recorder.denominator({"m": numpy.array([True, False])})
+recorder.stat("m", {"y": numpy.array([numpy.nan, 1.0])})
+recorder.scalar({"z": 1e30})
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "sys.exit(2)", "raise KeyError('boom')", "eventlog.stop()", "os.kill(os.getpid(), signal.SIGTERM)"],
+)
+def test_what_no_export_took_is_written_at_the_end(tmp_path, ending):
+    """It is readable, values and all, in a window that is incomplete, and counts in no metric."""
+    run(tmp_path, LEFT + ending)
+    with aggregator.open_run(tmp_path / "run", attempts="all") as opened:
+        rows = opened.sql("select key, count, nan, complete from records order by all").to_pylist()
+        values = opened.sql("select record_id from payload").num_rows
+        info = opened.info()
+    expected = [("m", 1, 0, False), ("x", 1, 0, True), ("y", 1, 1, False), ("z", 1, 0, False)]
+    assert expected == [tuple(row.values()) for row in rows]
+    assert (1, []) == (info["incomplete_windows"], info["problems"])
+    assert 4 == values
+
+
+def test_the_end_does_not_wait_long_for_an_export(tmp_path):
+    """A tracker that another thread is exporting is left out, and what the others hold is written."""
+    code = """
+    main()
+    busy, left = Recorder("busy"), Recorder()
+    busy.scalar({"y": 2})
+    left.scalar({"z": 3})
+    threading.Thread(target=lambda: busy.lock.acquire() and time.sleep(20), daemon=True).start()
+    time.sleep(0.2)
+    """
+    assert 0 == run(tmp_path, code)
+    assert [1.0, 3.0] == values(tmp_path)
+
+
+def test_what_the_end_writes_is_still_there_to_be_exported(tmp_path):
+    """An export after the log was stopped, or into the next one, has the same numbers, and all of them."""
+    recorder = eventlog.Recorder()
+    found = []
+    for name in ("first", "second"):
+        log = eventlog.start(tmp_path / name)
+        recorder.scalar({"x": 1})
+        if name == "second":
+            found.append(drained := eventlog.drain([recorder]))
+            log.write(drained.frame)
+        eventlog.stop()
+        found.append(eventlog.drain([recorder], reset=False))
+    assert [[1], [2], []] == [drained.rows[:, moments.COUNT].tolist() for drained in found]
+    counts = [
+        [n for *_, batch in RunReader(tmp_path / name).records() for n in batch["count"].to_pylist()]
+        for name in ("first", "second")
+    ]
+    assert [[1], [2]] == counts
+
+
+ENDED = """
+def child():
+    record(2)
+    kept.append(Recorder())
+    kept[0].scalar({{"x": 3}})
+    eventlog.current().commit(0, 0, 0)
+    queue.put(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    kept, context = [], multiprocessing.get_context({method!r})
+    main()
+    queue = context.SimpleQueue()
+    process = context.Process(target=child)
+    process.start()
+    as_it_was = queue.get()
+    process.terminate()
+    process.join()
+    sys.exit(0 if (as_it_was, process.exitcode) == (True, -signal.SIGTERM) else 1)
+"""
+
+
+def test_a_child_of_multiprocessing_ends_by_sigterm_at_once(tmp_path):
+    """A handler in Python may never run there, so there is none; what was exported and committed is there."""
+    assert 0 == run(tmp_path, ENDED.format(method="fork"))
+    assert [1.0, 2.0] == values(tmp_path)
 
 
 def test_a_pool_of_workers_loses_nothing(tmp_path):

@@ -304,7 +304,9 @@ def test_a_second_stream_behind_the_first_is_reported(ten, tmp_path):
         )
 
 
-@pytest.mark.parametrize("tail", [b"x", b"\xff\xff\xff\xff\xff\xff\xff\xff", bytes(100), bytes(range(7, 250)) * 12])
+@pytest.mark.parametrize(
+    "tail", [b"x", b"\xff\xff\xff\xff\xff\xff\xff\xff", bytes(100), bytes(range(7, 250)) * 12]
+)
 def test_foreign_bytes_behind_a_growing_stream_are_reported(live, tail):
     """Bytes that no frame begins with are not taken for one being written (report g6)."""
     path = live(2)
@@ -621,7 +623,10 @@ def test_everything_comes_in_the_order_of_producers(tmp_path):
 
 
 def test_a_session_tells_what_was_lost(tmp_path):
-    """Losses noted in the index, of whatever cause, come back; a window that lost records is incomplete."""
+    """Losses noted in the index, of whatever cause, come back; a window that lost records is incomplete.
+
+    What was refused when it was recorded was never a part of its window.
+    """
     run = RunDir.create(tmp_path)
     who = producer(run)
     segment = SegmentWriter(run.segment(Stream.RECORDS, who, 0), who)
@@ -631,7 +636,10 @@ def test_a_session_tells_what_was_lost(tmp_path):
     segment.append([serialize(records(20), Stream.RECORDS)], FrameInfo(20, 0, True, 2000, 2002, 3))
     segment.finish()
     (state,) = RunReader(tmp_path).sessions()
-    assert (noted, {20}, set(range(len(noted)))) == (state.losses, state.complete, state.incomplete)
+    refused, *others = sorted(state.losses, key=lambda loss: loss.cause != Cause.REFUSED)
+    assert [loss for loss in noted if loss.cause != Cause.REFUSED] == others
+    assert (Cause.REFUSED, -1, 5, 7) == (refused.cause, refused.window, refused.rows, refused.bytes)
+    assert ({20}, {loss.window for loss in others}) == (state.complete, state.incomplete)
 
 
 def test_sizes_and_unsealed_bytes_are_told(live):

@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
+from eventlog.clock import now_us
 from eventlog.manifest import write_json
 from eventlog.reader import RunReader
-from eventlog.rundir import RunDir, now_us
+from eventlog.rundir import RunDir
 from eventlog.schema import ENTRY_SIZE, IndexHeader, IndexRecord, RecordType, Stream, crc32c
 from eventlog.sealed import SILENT_SECONDS
 from eventlog.writer import Writer

@@ -171,6 +171,30 @@ def test_shares_of_a_number_have_no_extremes(recorder):
     assert ["m"] == [spec.key for spec in drain([recorder]).specs]
 
 
+def test_a_declaration_may_be_repeated(recorder):
+    """Declared before every recording, as micro-batches do, a key stays one key (report c4)."""
+    for _ in range(2):
+        recorder.declare(["lr"], Spread.REPLICATED)
+        recorder.scalar({"lr": 0.5})
+        recorder.declare(["x"], Spread.SHARES)
+        recorder.denominator({"m": mask(1)})
+        recorder.stat("m", {"x": torch.ones(1)}, ReduceType.SUM)
+    specs = drain([recorder]).specs
+    assert 1 == len({spec for spec in specs if spec.key == "lr"}) == len({s for s in specs if s.key == "x"})
+
+
+def test_a_declaration_comes_before_the_recording(recorder):
+    """What the window holds already is not made something else; after the export it may be (report c4)."""
+    recorder.scalar({"lr": 0.5, "other": 1.0})
+    with pytest.raises(RecordingError, match="expected 'lr' to be declared before it is recorded, or after"):
+        recorder.declare(["fresh", "lr"], Spread.REPLICATED)
+    recorder.scalar({"lr": 0.5, "fresh": 1.0})
+    assert {Spread.SHARDS} == {spec.spread for spec in drain([recorder]).specs}
+    recorder.declare(["lr"], Spread.REPLICATED)
+    recorder.scalar({"lr": 0.5})
+    assert [Spread.REPLICATED] == [spec.spread for spec in drain([recorder]).specs]
+
+
 def test_counters_are_exact_and_bounded(recorder):
     """Counters add exactly and refuse to leave int64 (report c11)."""
     recorder.counter({"n": 2**62})

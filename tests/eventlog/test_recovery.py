@@ -403,14 +403,52 @@ def test_nothing_is_overwritten(ten, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("x")
     before = fingerprints(tmp_path)
-    for into in (tmp_path / "taken", ten, tmp_path / "taken" / "mine"):
-        with pytest.raises(RunDirectoryError, match="expected a new or an empty directory to recover into"):
+    for into in (tmp_path / "taken", tmp_path / "taken" / "mine"):
+        with pytest.raises(RunDirectoryError, match="expected a new or an empty directory, got one in use"):
             recover(ten, into)
-    with pytest.raises(RunDirectoryError, match="expected a directory outside the run"):
-        recover(ten, ten / "saved")
+    for into in (ten, ten / "saved"):
+        with pytest.raises(RunDirectoryError, match="expected a directory outside the run"):
+            recover(ten, into)
     with pytest.raises(NotARunError):
         recover(tmp_path / "none", tmp_path / "other")
     assert before == fingerprints(tmp_path)
+
+
+def test_an_interrupted_recovery_leaves_nothing(ten, tmp_path):
+    """The copy appears when it is complete: half of it could be taken for the whole."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = fingerprints(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        recover(ten, tmp_path / "saved", progress=interrupt)
+    assert before == fingerprints(tmp_path)
+    (tmp_path / "saved").mkdir()
+    assert recover(ten, tmp_path / "saved").complete
+    assert [] == tell(tmp_path / "saved").problems
+
+
+def test_a_segment_in_the_folder_of_another_rank_is_left_out(ten, tmp_path):
+    """Files that were copied to another rank are none of that rank's, and are not in the copy."""
+    shutil.copytree(ten / "commits" / "actor-0", ten / "commits" / "actor-7")
+    report = recover(ten, tmp_path / "saved")
+    assert ["actor-7"] == [f.path.parent.name for f in report.files if f.discarded]
+    assert not (tmp_path / "saved" / "commits" / "actor-7").exists()
+    assert verify(tmp_path / "saved").clean
+
+
+@pytest.mark.parametrize("stream", [Stream.RECORDS, Stream.COMMITS])
+def test_only_payload_is_pruned(tmp_path, stream):
+    """Of a run with a budget, a stream that is gone is no payload that was pruned; the copy reads cleanly."""
+    path = write_run(tmp_path / "run", 40, payload_budget=1).path
+    saved = recover(path, tmp_path / "whole")
+    assert (True, True) == (saved.complete, verify(tmp_path / "whole").clean)
+    (file,) = [f for f in RunDir.open(path).segments(stream) if f.number == 0]
+    file.data.unlink()
+    assert not recover(path, tmp_path / "saved").complete
+    assert not verify(tmp_path / "saved").clean
+    assert [] == tell(tmp_path / "saved").problems
 
 
 @pytest.mark.parametrize("examples", [pytest.param(8), pytest.param(300, marks=LONG)])

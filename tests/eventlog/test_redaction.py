@@ -54,12 +54,40 @@ def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
     ["api_key", "wandb_api_key", "apiKey", "API-KEY", "hf_token", "token", "secret", "client_secret",
      "password", "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken",
      "Authorization", "passwd", "db_pass", "DB_PASSWORD2", "auth", "wandb_key", "openai_key",
-     "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass", "authkey", "pass_word"],
+     "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass", "authkey", "pass_word", "HFToken",
+     "clientSecretValue", "secret_value", "api_key_list", "pw"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     """Names that mean a secret are recognised in every spelling."""
     assert is_secret_name(name)
     assert REDACTED == redact_sensitive_config({name: "value"})[name]
+
+
+def test_a_name_and_its_value_may_stand_apart() -> None:
+    """As containers have it, as pairs, and under keys that are no text."""
+    given = {
+        "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "LR", "value": "1"}],
+        "pairs": [("password", "x"), ("lr", "1")],
+        b"api_key": "x",
+        ("wandb", "api_key"): "x",
+    }
+    assert {
+        "env": [{"name": "HF_TOKEN", "value": REDACTED}, {"name": "LR", "value": "1"}],
+        "pairs": [["password", REDACTED], ["lr", "1"]],
+        "api_key": REDACTED,
+        "wandb/api_key": REDACTED,
+    } == redact_sensitive_config(given)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://TOKEN@github.com/x", "postgres://u:p@TOKEN@host/db", "password : TOKEN",
+     "machine api.wandb.ai login user password TOKEN", "bearer TOKENTOKENTOKENTOKEN",
+     *(f"{kind}{'TOKEN' * 8}" for kind in ("nvapi-", "xai-", "tvly-", "pypi-", "gsk_", "npm_"))],
+)  # fmt: skip
+def test_keys_are_known_within_texts(text: str) -> None:
+    """Logins of URLs and files, and what services call their keys."""
+    assert "TOKEN" not in redact_sensitive_config({"x": text})["x"]
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,19 @@ def test_an_attempt_that_says_what_cannot_be_is_a_problem(tmp_path, wrong):
     assert verify(saved).clean
 
 
+def test_a_copied_claim_is_no_attempt(tmp_path):
+    """A copy of a claim under another number supersedes nobody, and is a problem (report h4)."""
+    run = RunDir.create(tmp_path)
+    assert 0 == run.claim_attempt({})
+    shutil.copy(run.attempt_path(0), run.attempt_path(3))
+    for fresh in (run, RunDir.open(tmp_path)):
+        assert (0, [0]) == (fresh.newest_attempt(), [attempt.number for attempt in fresh.attempts()])
+        assert ["is a copy of the claim of attempt 0: not read"] == [each.reason for each in fresh.problems]
+    assert 4 == run.claim_attempt({})
+    run.attempt_path(5).write_bytes(b"{")  # damaged, so of the attempt it names
+    assert 5 == RunDir.open(tmp_path).newest_attempt()
+
+
 def test_an_attempt_is_named_by_nine_digits_at_most(tmp_path):
     """A number that no reader would find is not claimed; a file under another name is reported."""
     run = RunDir.create(tmp_path)

@@ -28,7 +28,7 @@ log = eventlog.start(sys.argv[1], **{options!r})
 log.claim_attempt()
 for step in range({steps}):
     if step == {stuck}:
-        log.writer._payload.take = lambda: None
+        log.writer._queues.payload.take = lambda: None
     for i in range(12):
         tracker.denominator(m=np.arange(50) < {selected})
         tracker.stat("m", x=np.full(50, float(step), np.float32))

@@ -1,10 +1,12 @@
 """Windows that grow large or old leave the memory in parts, which are one window once it is drained."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 
@@ -14,7 +16,7 @@ import torch
 
 import eventlog
 from aggregator import open_run, stats_tracker
-from eventlog import arrays, moments, recovery
+from eventlog import RunReader, arrays, moments, process, recovery, spill
 from eventlog.errors import LogError
 from eventlog.following import Follower
 from eventlog.frame import Series
@@ -383,6 +385,41 @@ def test_what_lies_on_a_device_stays_there(log, monkeypatch):
     assert 6.0 == moments.mean(drained.rows[keys.index("late")])
 
 
+@pytest.mark.parametrize("fault", [None, RuntimeError("device-side assert"), "hang"])
+@pytest.mark.filterwarnings("ignore:lost, and noted nowhere else")
+def test_what_lies_on_a_device_at_the_end_is_waited_for_a_bounded_time(tmp_path, monkeypatch, fault):
+    """What the host has is written all the same; where the device does not answer that is said."""
+    log, recorder = eventlog.start(tmp_path), eventlog.Recorder()
+    hung, settle = threading.Event(), spill.settle
+
+    def broken(*args):
+        if isinstance(fault, Exception):
+            raise fault
+        if fault:
+            hung.wait(60)
+        settle(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(arrays, "on_host", lambda value: not isinstance(value, torch.Tensor))
+        patched.setattr(spill, "settle", broken)
+        for name in ("END_SECONDS", "CLOSE_SECONDS"):
+            patched.setattr(process, name, 0.5 if fault else 9.0)
+        patched.setattr(spill, "LEAVE_SECONDS", 0.1 if fault else 1.0)
+        recorder.denominator({"there": torch.tensor([True, False, True])})
+        recorder.stat("there", {"y": torch.tensor([1.0, math.nan, 3.0])})
+        recorder.scalar({"here": 1.5, "late": torch.tensor(2.0)})
+        if fault:
+            with pytest.warns(UserWarning, match="expected a device to give what it did not export"):
+                eventlog.stop()
+        else:
+            eventlog.stop()
+    hung.set()
+    log.writer._thread.join()
+    kept = {row["key"]: row["sum"] for *_, b in RunReader(tmp_path).records() for row in b.to_pylist()}
+    assert ({"here": 1.5} if fault else {"here": 1.5, "late": 2.0, "there": 2.0, "y": 4.0}) == kept
+    assert 3 == len({spec.key for spec in eventlog.drain([recorder]).specs} - {"here"})
+
+
 def test_what_has_to_stay_makes_nothing_else_old(tmp_path):
     """Young records are not spilled because an old one, of a copy, stays until its export."""
     log = eventlog.start(tmp_path, spill_seconds=30)
@@ -430,8 +467,8 @@ def test_recorders_have_the_room_of_the_log_that_is_started(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spill_bytes": -1}, "expected spill_bytes in bytes of 1 or more, .* got -1"),
-        ({"spill_bytes": "much"}, "expected spill_bytes in bytes of 1 or more, .* got 'much'"),
+        ({"spill_bytes": -1}, "expected spill_bytes in bytes of 0 or more, .* got -1"),
+        ({"spill_bytes": "much"}, "expected spill_bytes in bytes of 0 or more, .* got 'much'"),
         ({"spill_seconds": -1}, r"expected spill_seconds of 0 \(never\) or more, got -1"),
         ({"spill_seconds": "1"}, r"expected spill_seconds of 0 \(never\) or more, got '1'"),
         ({"spill_seconds": float("nan")}, r"expected spill_seconds of 0 \(never\) or more, got nan"),

@@ -16,9 +16,10 @@ import pytest
 
 import eventlog
 from eventlog import writer as writer_module
+from eventlog.clock import now_us
 from eventlog.errors import LogError, RunDirectoryError
 from eventlog.rivals import rivals
-from eventlog.rundir import Problems, RunDir, now_us
+from eventlog.rundir import Problems, RunDir
 from eventlog.schema import LossCause as Cause
 from eventlog.schema import RecordType, Stream
 from eventlog.sealed import SealedSegment
@@ -129,6 +130,72 @@ def test_records_and_commits_go_before_payload(make):
     settle(writer)
     assert [(s, w) for w in range(3) for s in ("records", "commits")] == order[:6]
     assert [("payload", w) for w in range(3)] == order[6:]
+
+
+def test_what_is_urgent_waits_for_no_more_than_a_frame_of_payload(make):
+    """A commit is written between two frames of a window's values, and each frame is progress (report h4)."""
+    writer, told = make(), []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(name, batch):
+        told.append((name, writer.progress))
+        return batch
+
+    def values():
+        yield note("values", payload(0))
+        yield note("values", payload(0))
+        begun.set()
+        assert go_on.wait(30)
+        for _ in range(3):
+            yield note("values", payload(0))
+
+    writer.put(Stream.PAYLOAD, values, window=0, nbytes=320)
+    assert begun.wait(10)
+    put_records(writer, 0)
+    ticket = writer.put(Stream.COMMITS, lambda: [note("commit", commits(0))], window=0, nbytes=300)
+    go_on.set()
+    settle(writer)
+    assert ["values", "values", "values", "commit", "values", "values"] == [name for name, _ in told]
+    moved = [progress for _, progress in told]
+    assert moved[2:] == sorted(set(moved[2:]))
+    assert writer.wait(ticket, 0)
+
+
+def test_puts_wait_for_a_disk_that_moves_frame_by_frame(make):
+    """A put that waited in vain does not keep the next one from waiting when values went on (report h4)."""
+    writer = make(payload_queue_bytes=100, block_seconds=0.3)
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def values():
+        yield payload(0)
+        begun.set()
+        assert go_on.wait(30)
+        yield payload(0)
+        yield payload(0)
+        assert over.wait(30)
+
+    writer.put(Stream.PAYLOAD, values, window=0, nbytes=100)
+    assert begun.wait(10)
+    put_payload(writer, 1)
+    before, moved = writer.waited, writer.progress
+    put_payload(writer, 2)
+    assert (True, before) == (before >= 0.3, writer.waited)
+    go_on.set()
+    while writer.progress == moved:
+        time.sleep(0.001)
+    put_payload(writer, 3)
+    assert writer.waited >= before + 0.3
+    over.set()
+
+
+def test_waiting_for_what_was_put_is_measured(make):
+    """Seconds in which a caller waits for its commit count as waited, as those for room do (report h4)."""
+    writer = make()
+    gate = hold(writer)
+    ticket = put_records(writer, 1)
+    assert not writer.wait(ticket, 0.2)
+    assert writer.waited >= 0.2
+    gate.open.set()
 
 
 def test_wait_means_written(run, make):

@@ -49,6 +49,20 @@ def story(tmp_path_factory):
     return Story(out / "run", killed_after)
 
 
+def test_a_training_that_is_done_says_so(story):
+    """Started once more when every step is in the checkpoint, it trains nothing and records no attempt."""
+    out = story.run.parent
+    taken = SAVE_EVERY  # what the only checkpoint holds
+    flags = [flag for flag in FLAGS if not flag.startswith("--steps=")]
+    before = sorted(path for path in story.run.rglob("*"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with launch.Training(out, out / "again.log", *flags, f"--steps={taken}") as training:
+            training.finish()
+    assert f"nothing left to do: all {taken} steps were taken" in (out / "again.log").read_text()
+    assert before == sorted(path for path in story.run.rglob("*"))
+
+
 def committed(run: Path) -> dict[tuple[int, int, str], float]:
     """Return (attempt, step, key) → value as the leaders' commit files hold them."""
     rows = [row for _, _, batch in RunReader(run).commits() for row in batch.to_pylist() if row["key"]]

@@ -1,8 +1,9 @@
-"""What every test of this folder starts from: no started log, no tracker settings of the machine."""
+"""What every test of this folder starts from: no started log, no tracker settings, nothing of other tests."""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,17 +24,31 @@ FOREIGN = ("WANDB_", "AREAL_METRICS_", "SWANLAB_", "TRACKIO_", "RANK", "WORLD_SI
 
 @pytest.fixture(autouse=True)
 def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start without settings from outside and end without a started log."""
+    """Start without settings from outside and end without a started log; wandb remembers nothing."""
     for name in list(os.environ):
         if name.startswith(FOREIGN):
             monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # wandb's takes its place
     before = set(os.environ)
+    forget_wandb()
     yield
     eventlog.stop()
+    forget_wandb()
     for name in set(os.environ) - before:  # what backends set for their SDKs' own tools
         if name.startswith(FOREIGN):
             del os.environ[name]
+
+
+def forget_wandb() -> None:
+    """End wandb's service, which keeps server and key of the first run, and runs that nobody closed."""
+    if "wandb" in sys.modules:
+        import wandb
+
+        from replay.backends.wandb import WandbBackend
+
+        WandbBackend._running.clear()
+        wandb.teardown()
 
 
 @pytest.fixture

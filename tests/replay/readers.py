@@ -49,14 +49,9 @@ def tensorboard_events(file: Path) -> list[Any]:
 
 
 def tensorboard_rows(folder: Path) -> Rows:
-    """Return one row per step and wall time."""
-    rows: dict[tuple[int, float], dict[str, float]] = {}
-    for tag, points in tensorboard_scalars(folder).items():
-        for step, time, value in points:
-            row = rows.setdefault((step, time), {})
-            assert tag not in row, f"{tag} twice at step {step}"
-            row[tag] = value
-    return [(step, rows[step, time], time) for step, time in sorted(rows)]
+    """Return one row per step and wall time; a tag twice at a step fails."""
+    found = tensorboard_scalars(folder).items()
+    return joined((step, time, tag, value) for tag, points in found for step, time, value in points)
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -133,10 +128,11 @@ def swanlab_records(file: Path) -> Iterator[Any]:
 def swanlab_rows(folder: Path) -> Rows:
     """Return one row per step of all run files below a folder, or of one; a key twice at a step fails."""
     scalars = [r.scalar for f in swanlab_files(folder) for r in swanlab_records(f) if r.HasField("scalar")]
-    return _rows((s.step, s.timestamp.ToMicroseconds() / 1e6, s.key, s.value.number) for s in scalars)
+    return joined((s.step, s.timestamp.ToMicroseconds() / 1e6, s.key, s.value.number) for s in scalars)
 
 
-def _rows(points: Iterable[tuple[int, float, str, float]]) -> Rows:
+def joined(points: Iterable[tuple[int, float, str, float]]) -> Rows:
+    """Return one row per step and time of points (step, time, key, value); a key twice at a step fails."""
     rows: dict[tuple[int, float], dict[str, float]] = {}
     for step, time, key, value in points:
         row = rows.setdefault((step, time), {})

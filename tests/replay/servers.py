@@ -18,7 +18,7 @@ from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Self
 
-from tests.replay.readers import OWN, Rows
+from tests.replay.readers import OWN, Rows, joined
 
 
 @dataclass
@@ -294,13 +294,10 @@ class SwanlabServer(Server):
 
     def rows(self, name: str) -> Rows:
         """Return an experiment's rows as they were sent; a key sent twice at a step fails."""
-        found: dict[tuple[int, float], dict[str, float]] = {}
-        for point in self.experiments[name].scalars:
-            time = datetime.fromisoformat(point["create_time"]).timestamp()
-            row = found.setdefault((point["index"], time), {})
-            assert point["key"] not in row, point
-            row[point["key"]] = float(point["data"])
-        return [(step, found[step, time], time) for step, time in sorted(found)]
+        return joined(
+            (p["index"], datetime.fromisoformat(p["create_time"]).timestamp(), p["key"], float(p["data"]))
+            for p in self.experiments[name].scalars
+        )
 
     def _project(self, user: str, name: str) -> tuple[int, Any]:
         if name not in self.projects:

@@ -33,6 +33,9 @@ SERVICES = ("wandb-online", "swanlab-cloud", "trackio-server")
 FILES = ("tensorboard", "wandb", "swanlab", "trackio")
 TARGETS = [*FILES, *(pytest.param(service, marks=pytest.mark.long) for service in SERVICES)]
 
+# Seconds a service may take, where a test waits for that to pass: time enough to begin on a busy machine.
+PATIENCE = 8.0
+
 # Services whose server we can trouble, and what of its requests carries rows.
 STAND_INS = {"wandb-online": "file_stream", "swanlab-cloud": "POST /api/house/metrics"}
 

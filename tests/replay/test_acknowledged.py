@@ -29,6 +29,8 @@ def test_an_ordinary_run_is_one_span() -> None:
         told.take(row(step, 10.0 + step, *(("v", "eval") if step % 10 == 0 else ("v",))))
     assert [[0, 0, 0, 999, 10.0, 1009.0]] == [span.as_list() for span in told.spans]
     assert [("eval", "v")] == [telling.keys for telling in told.tellings]
+    assert told.tellings == [Telling.of(telling.as_dict()) for telling in told.tellings]
+    assert Telling(keys=("v",)) == Telling.of({"chosen": "", "added": "", "named": "", "keys": ["v"]})
 
 
 def test_a_commit_that_was_not_told_lies_in_no_span() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -60,6 +61,71 @@ def test_names_missing_in_the_loggers_part_are_the_experiments() -> None:
     """AReaL gives the names once, at the top: they are found there."""
     resolved = resolve(Experiment())
     assert ("exp", "t0", "/root") == (resolved.experiment_name, resolved.trial_name, resolved.fileroot)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tensorbord": {"path": "tb"}}, r"stats_logger with .*, got tensorbord; near: tensorboard$"),
+        ({"wandb": {"moed": "offline"}}, r"stats_logger\.wandb with mode, .*got moed; near: mode$"),
+        ({"trackio": {"xyz": 1, "nam": "n"}}, r"stats_logger\.trackio with .*got nam, xyz; near: name$"),
+        ({"seed": 1}, "stats_logger with .*got seed$"),
+    ],
+)
+def test_a_mistyped_name_switches_nothing_off(tmp_path: Path, changes: dict, said: str) -> None:
+    """A mapping is held against the names there are: bare, as an experiment's part, in YAML."""
+    part = {"experiment_name": "e", "trial_name": "t", "fileroot": "/f"} | changes
+    experiment = {"lr": 0.5, "stats_logger": part}
+    file = tmp_path / "c.yaml"
+    OmegaConf.save(OmegaConf.create(experiment), file)
+    made = (
+        part,
+        experiment,
+        Experiment(stats_logger=part),
+        OmegaConf.create(part),
+        OmegaConf.create(experiment),
+    )
+    for read, given in (*((resolve, config) for config in made), (load_config, file)):
+        with pytest.raises(ConfigError, match=f"expected {said}"):
+            read(given)
+    with pytest.raises(ConfigError, match=r"expected stats_logger with .*got 'wandb'"):
+        resolve(experiment | {"stats_logger": "wandb"})
+
+
+@dataclass
+class ForeignWandb:
+    """Another version's section."""
+
+    mode: str = "offline"
+    watch: bool = True
+
+
+@dataclass
+class Foreign:
+    """Another version's logger's part."""
+
+    experiment_name: str = "e"
+    trial_name: str = "???"
+    wandb: ForeignWandb = field(default_factory=ForeignWandb)
+    mlflow: str = "x"
+
+
+@dataclass
+class ForeignExperiment:
+    """Another version's config."""
+
+    trial_name: str = "t"
+    fileroot: str = "/f"
+    seed: int = 1
+    stats_logger: Foreign = field(default_factory=Foreign)
+
+
+@pytest.mark.parametrize("make", [ForeignExperiment, lambda: OmegaConf.structured(ForeignExperiment)])
+def test_objects_may_have_more_fields(make: Any) -> None:
+    """What a class gives, be it by OmegaConf, is no typing error; a missing value is looked up above."""
+    expected = StatsLoggerConfig("e", "t", "/f", wandb=WandBConfig(mode="offline"))
+    assert expected == resolve(make())
+    assert expected == resolve(vars(expected) | {"stats_logger": {}, "seed": 1})
 
 
 @pytest.mark.parametrize("name", ["experiment_name", "trial_name", "fileroot"])

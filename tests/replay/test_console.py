@@ -8,7 +8,7 @@ import math
 from rich.cells import cell_len
 
 from replay import print_stats, tabulate_stats
-from replay.console import progress_bar, say
+from replay.console import say
 
 
 def test_pairs_are_laid_out_in_columns() -> None:
@@ -41,13 +41,6 @@ def test_a_terminal_without_the_characters_gets_others() -> None:
     print_stats({"损失": 1.0}, file=stream)
     stream.seek(0)
     assert "? ?? ? 1.0000e+00 ?" in stream.read()
-
-
-def test_no_bar_is_drawn_where_there_is_no_terminal(capsys) -> None:
-    """Progress is shown on a terminal only."""
-    with progress_bar("x", 3, shown=True) as advance:
-        advance(2)
-    assert ("", "") == tuple(capsys.readouterr())
 
 
 def test_text_goes_to_standard_output(capsys) -> None:

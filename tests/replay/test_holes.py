@@ -8,12 +8,8 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,14 +22,14 @@ from replay.delivery import Delivery
 from replay.steps import Row
 from tests.replay.backend_contract import run_info
 from tests.replay.committed import build, logger
-from tests.replay.readers import Rows, wandb_files, wandb_history, wandb_rows
+from tests.replay.readers import Rows, tensorboard_rows, trackio_rows, wandb_files, wandb_history, wandb_rows
 from tests.replay.servers import Trouble, WandbServer
-from tests.replay.targets import STAND_INS, Target
+from tests.replay.targets import PATIENCE, STAND_INS, Target
+from tests.replay.waiting import run_python, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-ROOT = Path(__file__).parents[2]
+    from pathlib import Path
 
 
 def value(step: int) -> dict[str, float]:
@@ -72,14 +68,14 @@ def test_steps_that_were_left_out_are_withheld_not_skipped(tmp_path: Path, tell:
     run = build(tmp_path / "run", (range(10), value))
     RunDir.open(run).end_attempt(0, "finished")
     rows: Rows = []
-    for since, until, expected in (
+    for since, last, expected in (
         (3, 5, (3, 0, "")),
         (8, None, (2, 0, "")),
         (None, None, (0, 5, "0-2, 6-7")),
         (None, None, (0, 5, "0-2, 6-7")),
         (8, None, (0, 2, "")),
     ):
-        (report,) = tell(run, [Lasting(rows)], since=since, until=until)
+        (report,) = tell(run, [Lasting(rows)], since=since, until=last)
         assert expected == (report.sent, report.skipped, report.withheld_steps)
         assert report.complete == (expected[2] == "")
     play(run, [Lasting(rows)], new_run=True)
@@ -89,8 +85,8 @@ def test_a_target_that_takes_any_step_gets_what_it_lacks(tmp_path: Path) -> None
     """The steps before the first that was told, and in between, each once, by one's own adapter."""
     run = build(tmp_path / "run", (range(10), value))
     rows: Rows = []
-    for since, until in ((3, 5), (8, None), (None, None), (None, None)):
-        (report,) = play(run, [Lasting(rows, order=Order.ANY)], since=since, until=until)
+    for since, last in ((3, 5), (8, None), (None, None), (None, None)):
+        (report,) = play(run, [Lasting(rows, order=Order.ANY)], since=since, until=last)
         assert report.complete
     assert [3, 4, 5, 8, 9, 0, 1, 2, 6, 7] == steps_of(rows)
     assert (0, 10) == (report.sent, report.skipped)
@@ -219,6 +215,20 @@ def test_a_target_that_lost_its_end_is_told_it_before_anything_new(tmp_path: Pat
     assert (0, 16, "") == told(tmp_path / "run", rows)
 
 
+@pytest.mark.parametrize(("name", "late"), [("tensorboard", ()), ("trackio", ()), ("trackio", ("2",))])
+def test_what_a_killed_training_did_not_tell_is_told_when_it_resumes(
+    tmp_path: Path, name: str, late: tuple[str, ...]
+) -> None:
+    """Steps whose commits had returned are in files, too, each once; an evaluation may come before them."""
+    run, path = tmp_path / "run", tmp_path / "told"
+    for first, last, dies in ((0, 10, 1), (10, 20, 1), (15, 30, 1), (30, 33, 0)):
+        done = run_python(TRAINING, run, name, repr({"path": path}), first, last, dies, *late)
+        assert (-signal.SIGKILL if dies else 0) == done.returncode, done.stderr
+    rows = tensorboard_rows(path) if name == "tensorboard" else trackio_rows(path / "exp.db")
+    assert [(step, float(step)) for step in range(33)] == sorted((s, r["v"]) for s, r, _ in rows if "v" in r)
+    assert [(2, 30.0)] * len(late) == [(s, r["eval"]) for s, r, _ in rows if "eval" in r]
+
+
 def test_what_the_resumed_run_does_anew_is_not_told_from_before(tmp_path: Path) -> None:
     """Restored after step 5: of the killed lifetime only what lies before is told."""
     rows: Rows = []
@@ -265,8 +275,7 @@ def test_a_queue_that_overflows_leaves_one_gap_at_the_end(tmp_path: Path, caplog
         for step in range(60):
             if step == 30:
                 leave.set()
-                while delivery.status().waiting:
-                    time.sleep(0.01)
+                until(lambda: not delivery.status().waiting)
             at = start + 10 * (step + 1)
             delivery.tell(Row(step, value(step), at, {0: at}))
         delivery.finish()
@@ -315,8 +324,7 @@ def test_a_close_that_does_not_end_confirms_nothing(tmp_path: Path, caplog: Any)
     for step in range(3):
         delivery.tell(Row(step, value(step), 1000.0 + step, {0: 1000.0 + step}))
     delivery.finish()
-    while delivery.status().sent < 3:
-        time.sleep(0.01)
+    until(lambda: delivery.status().sent == 3)
     assert not delivery.join(0.05)
     assert "0 steps are left to replay; of 3 that were sent none is confirmed" in caplog.text
     assert (3, "TimeoutError: it did not finish in time") == (
@@ -353,10 +361,12 @@ TRAINING = """
 import os, signal, sys, time
 from pathlib import PosixPath
 from replay import StatsLogger, StatsLoggerConfig, open_backend
-run, backend, options, (first, last, dies) = *sys.argv[1:3], eval(sys.argv[3]), map(int, sys.argv[4:])
+run, backend, options, (first, last, dies) = *sys.argv[1:3], eval(sys.argv[3]), map(int, sys.argv[4:7])
 log = StatsLogger(StatsLoggerConfig("exp", "t0", run), backends=[open_backend(backend, **options)], run=run)
 if first:
     log.load_state_dict({"last_commit_step": first - 1})
+for step in map(int, sys.argv[7:]):
+    log.commit(0, step, step, {"eval": float(first)})
 for step in range(first, last):
     log.commit(0, step, step, {"v": float(step)})
     time.sleep(0.02)
@@ -373,12 +383,8 @@ def test_a_training_killed_and_resumed_leaves_no_hole_at_a_service(target: Targe
     """SIGKILL before the rows were uploaded, resumed, closed: the server has every step, replay adds none."""
     run = tmp_path / "run"
     for first, last, dies in ((0, 100, 1), (100, 200, 1), (200, 220, 0)):
-        words = [str(run), target.backend, repr(target.options), str(first), str(last), str(dies)]
-        done = subprocess.run(
-            [sys.executable, "-c", TRAINING, *words], cwd=ROOT, check=False, capture_output=True, text=True
-        )
+        done = run_python(TRAINING, run, target.backend, repr(target.options), first, last, dies)
         assert (-signal.SIGKILL if dies else 0) == done.returncode, done.stderr
-        time.sleep(2.5)  # wandb-core, orphaned, may send what it has
     sent, withheld = done.stdout.split()[-2:]
     print(f"{target.name}: {sent} sent after the last resume, {withheld} withheld")
     assert (True, "0") == (int(sent) >= 20, withheld)
@@ -395,7 +401,7 @@ def test_what_a_service_did_not_take_is_not_counted_as_sent(
 ) -> None:
     """Uploads that fail from some step on: what closing could not bring there is left, and counted so."""
     assert target.server is not None
-    with logger(tmp_path, run=tmp_path / "run", backends=[target.make(timeout=2.0)]) as log:
+    with logger(tmp_path, run=tmp_path / "run", backends=[target.make(timeout=PATIENCE)]) as log:
         target.server.trouble.append(Trouble(STAND_INS[target.name], **trouble))
         for step in range(30):
             log.commit(0, step, step, value(step))

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+import eventlog
 from aggregator import open_run
-from eventlog.errors import ConfigError, RunDirectoryError
+from eventlog.errors import ConfigError, NotARunError, RunDirectoryError
 from replay import MemoryBackend, import_history, open_backend, play
 from replay.backends.framing import WANDB, RecordWriter
 from replay.backends.tensorboard_file import framed, proto
@@ -172,6 +173,35 @@ def test_an_offline_wandb_run_comes_back(tmp_path: Path) -> None:
     assert str(wandb_rows(tmp_path / "wb")) == str(wandb_rows(tmp_path / "third"))
 
 
+def test_a_resumed_offline_wandb_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Offline its rows count from 0 again; they stand behind the first ones, as `wandb sync` has them."""
+    code = """
+import sys, wandb
+for life in range(2):
+    with wandb.init(project="p", id="one", dir=sys.argv[1], mode="offline", resume="allow") as run:
+        for i in range(3):
+            run.log({"loss": 10.0 * life + i})
+    wandb.teardown()
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, timeout=100)
+    imported = import_history(tmp_path / "wandb", tmp_path / "run")
+    assert (2, 6, True) == (imported.attempts, imported.steps, imported.complete)
+    found = [(step, value) for step, key, value, _ in points(tmp_path / "run") if key == "loss"]
+    assert list(enumerate([0.0, 1.0, 2.0, 10.0, 11.0, 12.0])) == found
+
+
+@pytest.mark.parametrize("time", [-5.0, math.nan, math.inf, 1.7e12, 1e300])
+def test_a_time_that_is_none_is_told(tmp_path: Path, time: float) -> None:
+    """Its row has the time of the one before; the run that is made is whole."""
+    events(tmp_path / "tb" / "events.out.tfevents.1", [(0, 10.0, {"a": 0.0}), (1, time, {"a": 1.0})])
+    imported = import_history(tmp_path / "tb", tmp_path / "run")
+    assert [
+        f"expected Unix seconds as the time of step 1, got {time:g}: they have the time of the row before"
+    ] == list(imported.problems)
+    assert [(0, "a", 0.0, 10.0), (1, "a", 1.0, 10.0)] == points(tmp_path / "run")
+    assert eventlog.verify(tmp_path / "run").clean
+
+
 def test_lifetimes_of_a_wandb_run_are_attempts(tmp_path: Path) -> None:
     """Two lifetimes, written by the SDK itself, are two attempts: the later one counts (report a1)."""
     for steps in (range(6), range(4, 9)):
@@ -206,14 +236,14 @@ def refuse(source: Path, run: Path, kind: str | None = None) -> Any:
 def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     """Nothing there, several runs, an unknown tracker, a directory in use: refused, nothing is written."""
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"expected event files or a wandb run, got neither: .*empty"):
+    with pytest.raises(NotARunError, match=r"expected event files or a wandb run, got neither: .*empty"):
         refuse(tmp_path / "empty", tmp_path / "run")
     events(tmp_path / "logs" / "train" / "a.tfevents", [(0, 1.0, {"v": 1.0})])
-    with pytest.raises(ConfigError, match=r"got neither; its runs lie in .*logs/train: .*logs"):
+    with pytest.raises(NotARunError, match=r"got neither; its runs lie in .*logs/train: .*logs"):
         refuse(tmp_path / "logs", tmp_path / "run")
     with pytest.raises(ConfigError, match="expected a history of tensorboard or wandb, got 'mlflow'"):
         refuse(tmp_path / "logs", tmp_path / "run", kind="mlflow")
-    with pytest.raises(ConfigError, match="expected a history with numbers, got nothing"):
+    with pytest.raises(NotARunError, match="expected a history with numbers, got nothing"):
         refuse(events(tmp_path / "b.tfevents", []), tmp_path / "run")
     for name in ("a", "b"):
         built = build(tmp_path / name, (range(2), lambda step: {"v": float(step)}))
@@ -222,7 +252,7 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     both.mkdir()
     for file in wandb_files(tmp_path / "wb"):
         file.parent.rename(both / file.parent.name)
-    with pytest.raises(ConfigError, match="expected the files of one wandb run, got a, b"):
+    with pytest.raises(NotARunError, match="expected the files of one wandb run, got a, b"):
         refuse(both, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(RunDirectoryError, match="expected a new directory for the run, got one in use"):
@@ -312,6 +342,6 @@ def test_runs_within_a_directory_are_named(tmp_path: Path) -> None:
 def test_an_import_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     """Where nothing can be imported, no half of a run stays."""
     events(tmp_path / "tb" / "a.tfevents", [(-1, 1.0, {"loss": 1.0})])
-    with pytest.raises(ConfigError, match="expected a history with numbers, got nothing"):
+    with pytest.raises(NotARunError, match="expected a history with numbers, got nothing"):
         import_history(tmp_path / "tb", tmp_path / "runs" / "run")
     assert [] == list((tmp_path / "runs").glob("*")) + list((tmp_path / "runs").glob(".*"))

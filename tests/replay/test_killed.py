@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +14,10 @@ from replay import open_backend, play
 from tests.replay.backend_contract import snapshot
 from tests.replay.committed import build
 from tests.replay.targets import FILES, SERVICES, Target
+from tests.replay.waiting import run_python
 
 if TYPE_CHECKING:
     from tests.replay.readers import Rows
-
-ROOT = Path(__file__).parents[2]
 
 REPLAYS = """
 import os, signal, sys, threading, time
@@ -65,14 +61,9 @@ def kill_and_repeat(lengthy: tuple[Path, Rows], target: Target, kills: int) -> N
     for number in range(kills + 1):
         options, cursors = target.another(number), target.path / f"cursors{number}"
         moment = chance.uniform(0.0, longest) if number else longest
-        words = [str(run), target.backend, repr(options), str(moment), str(cursors)]
-        told = subprocess.run(
-            [sys.executable, "-c", REPLAYS, *words], cwd=ROOT, check=False, capture_output=True, text=True
-        )
+        told = run_python(REPLAYS, run, target.backend, repr(options), moment, cursors)
         assert told.returncode in ((-signal.SIGKILL, 0) if number else (0,)), told.stderr
         longest = longest if number else float(told.stdout.split()[-1])
-        if target.name == "wandb-online":
-            time.sleep(2.5)  # wandb-core, orphaned, may send what it has
         (report,) = play(run, [open_backend(target.backend, **options)], cursors=cursors)
         sent, skipped = report.sent, report.skipped
         print(f"{target.name}: killed after {moment:.2f} s: {skipped} steps lay there, {sent} were sent")

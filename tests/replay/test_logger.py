@@ -47,7 +47,8 @@ from tests.replay.readers import (
     wandb_rows,
 )
 from tests.replay.servers import Trouble
-from tests.replay.targets import STAND_INS, Target
+from tests.replay.targets import PATIENCE, STAND_INS, Target
+from tests.replay.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +108,13 @@ def test_what_a_commit_says_on_the_console(tmp_path: Path, capsys, caplog) -> No
     assert "" == capsys.readouterr().out
     assert "Epoch 2/2 Step 1/10 Train step 16/20 done" in caplog.text
     assert caplog.text.index("Stats (1/2)") < caplog.text.index("│ x │") < caplog.text.index("Stats (2/2)")
+
+
+def test_the_trainings_length_may_be_a_mapping(tmp_path: Path, capsys) -> None:
+    """A dict says how long the training is, as a config may be one."""
+    with StatsLogger(StatsLoggerConfig("exp", "t0", str(tmp_path)), vars(SPEC)) as log:
+        log.commit(0, 4, 14, {"a": 1.0})
+    assert "Epoch 1/2 Step 5/10 Train step 15/20 done\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -278,7 +286,8 @@ def test_a_backend_that_hangs_when_closed_is_left_behind(tmp_path: Path, caplog)
     log.commit(0, 0, 0, {"v": 1.0})
     log.close(timeout=0.5)
     assert "memory: did not finish in time" in caplog.text
-    assert (1, True) == (len(fine.rows), fine.closed)
+    until(lambda: fine.closed)
+    assert 1 == len(fine.rows)
     assert "finished" == attempts(run_of(tmp_path))[0].outcome
     leave.set()
 
@@ -356,10 +365,10 @@ def test_a_failing_backend_never_reaches_the_training(
 def test_a_service_in_trouble_never_reaches_the_training(
     tmp_path: Path, target: Target, trouble: dict[str, Any]
 ) -> None:
-    """Uploads fail or hang for ever: every commit is durable, closing ends, a later replay fills in (b9)."""
+    """Uploads fail or hang for long: every commit is durable and soon over, a later replay fills in (b9)."""
     assert target.server is not None
     took: list[float] = []
-    with logger(tmp_path, run=tmp_path / "run", backends=[target.make(timeout=2.0)]) as log:
+    with logger(tmp_path, run=tmp_path / "run", backends=[target.make(timeout=PATIENCE)]) as log:
         target.server.trouble.append(Trouble(STAND_INS[target.name], **trouble))
         for step in range(50):
             began = time.perf_counter()
@@ -367,6 +376,7 @@ def test_a_service_in_trouble_never_reaches_the_training(
             took.append(time.perf_counter() - began)
     median, longest = 1e3 * np.median(took), 1e3 * max(took)
     print(f"{target.name}: the median commit took {median:.2f} ms, the longest {longest:.2f} ms")
+    assert max(took) < 10.0  # a fraction of the hang, be the machine as busy as it may
     (status,) = log.status()
     assert "BackendError: expected" in str(status.error)
     target.server.trouble.clear()
@@ -512,7 +522,7 @@ def test_a_configured_backend_that_cannot_work_is_loud_and_claims_nothing(
 ) -> None:
     """What was configured must work: an error at once, before the log is touched (report s12)."""
     with monkeypatch.context() as lacking:
-        lacking.setattr("replay.backends.swanlab.find_spec", lambda _: None)
+        lacking.setattr("replay.backends.base.find_spec", lambda _: None)
         with pytest.raises(BackendMissingError, match="expected the package swanlab"):
             logger(tmp_path, swanlab=SwanlabConfig(mode="local"))
     with pytest.raises(ConfigError, match=r"expected trackio\.space_id or"):
@@ -648,6 +658,8 @@ def test_what_is_handed_in_is_checked(tmp_path: Path) -> None:
     config = StatsLoggerConfig("e", "t", str(tmp_path / "root"))
     with pytest.raises(ConfigError, match=r"got 'tensorboard': backends\[0\]"):
         StatsLogger(config, backends=["tensorboard"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"expected ft_spec .*got \{.* without total_train_epochs, "):
+        StatsLogger(config, {"steps_per_epoch": 1})
     with pytest.raises(ConfigError, match=r"expected ft_spec with total_train_epochs, .*, got 'abc' without"):
         StatsLogger(config, "abc")  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "root").exists()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aggregator import open_run
+import eventlog
+from aggregator import open_run, stats_tracker
 from eventlog import RunDir
 from eventlog.errors import (
     BackendError,
@@ -412,7 +413,7 @@ def test_whatever_an_adapter_raises_the_others_are_told(
     tmp_path: Path, tell: Any, call: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors that are not the distribution's become it, say whose they are, and stop no other backend."""
-    monkeypatch.setattr("replay.tail.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("replay.recipient.PAUSES", (0.0, 0.0))
     run = build(tmp_path / "run", (range(5), value))
     fine, last = MemoryBackend(), MemoryBackend()
     more: dict[str, Any] = {"give_up": 0.1, "wait": 0.0, "poll": 0.05} if tell is follow else {}
@@ -631,6 +632,7 @@ def test_what_is_no_backend_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         (["tensorboard"], r"got 'tensorboard': backends\[0\]"),
         ("memory", "as a list, got 'memory'"),
+        (iter([MemoryBackend()]), "as a list, got <list_iterator"),
     ):
         with pytest.raises(ConfigError, match=message):
             play(run, wrong)  # pyright: ignore[reportArgumentType]
@@ -717,3 +719,14 @@ def test_what_was_refused_stays_refused(tmp_path: Path, *, live: bool) -> None:
     assert (1, 4, "2", False) == (report.sent, report.skipped, report.refused_steps, report.complete)
     (report,) = play(tmp_path / "run", [Lasting(rows)])
     assert (0, 5, "2") == (report.sent, report.skipped, report.refused_steps)
+
+
+def test_what_was_never_committed_is_counted_once_the_run_has_ended(tmp_path: Path) -> None:
+    """A run that goes on may still commit what it recorded; one that ended without lacks all of it."""
+    eventlog.start(tmp_path / "run", role="actor", rank=0, world_size=1)
+    stats_tracker.scalar(x=1.0)
+    stats_tracker.export_all()
+    for lost in (0, 1):
+        (report,) = play(tmp_path / "run", [MemoryBackend()])
+        assert (0, lost, not lost) == (report.sent, report.uncommitted, report.complete)
+        eventlog.stop()

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventlog.errors import BackendMissingError, QueryError
-from replay.plots import PALETTES, curves, differences, heatmap, radar, results, save, scores, smoothed
+from replay.plots import PALETTES, bands, curves, differences, heatmap, radar, results, save, scores, smoothed
 from replay.plots.radar import DEFINITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -217,11 +218,58 @@ def test_reads_out_how_far_runs_are_apart() -> None:
     other = [(0, "k", 3.0), (1, "k", 9.0), (2, "k", 9.0), (3, "k", -3.0), (4, "k", 1.0)]
     table = metrics([*first, *other, (9, "k", 1.0)], ["a"] * 4 + ["b"] * 5 + ["c"])
     assert [
-        {"key": "k", "run": "b", "difference": (1 / 2 + 1 / 4) / 2, "steps": 2},
-        {"key": "k", "run": "c", "difference": None, "steps": 0},
+        {"key": "k", "run": "b", "relative_to": "a", "difference": (1 / 2 + 1 / 4) / 2, "steps": 2},
+        {"key": "k", "run": "c", "relative_to": "a", "difference": None, "steps": 0},
     ] == differences(table).to_pylist()
     (axis,) = curves(table, compare=True).axes
     assert ["relative to a:\nb: +37.5%\nc: no common steps"] == [text.get_text() for text in axis.texts]
+
+
+def test_a_difference_says_to_which_run_it_is() -> None:
+    """A key that the first run lacks is relative to the first that has it; what overflows is left out."""
+    table = metrics([(0, "x", 1.0), (0, "k", 2.0), (0, "k", 3.0), (1, "x", 1.0)], ["a", "b", "c", "b"])
+    said = {
+        row["key"]: (row["relative_to"], row["run"], row["steps"]) for row in differences(table).to_pylist()
+    }
+    assert {"k": ("b", "c", 1), "x": ("a", "b", 0)} == said
+    huge = metrics([(0, "k", 1e-300), (0, "k", 1e300), (1, "k", 1.7e308), (1, "k", -1.7e308)], ["a", "b"] * 2)
+    assert [(None, 0)] == [(row["difference"], row["steps"]) for row in differences(huge).to_pylist()]
+
+
+def test_bands_are_what_is_drawn_of_members() -> None:
+    """A row a step: the mean, the least and the greatest; null where no member has a number."""
+    table = members([("0", 0, 1.0), ("1", 0, 3.0), ("0", 1, math.nan), ("1", 2, 4.0)])
+    assert [
+        {"step": 0, "key": "k", "value": 2.0, "least": 1.0, "greatest": 3.0},
+        {"step": 1, "key": "k", "value": None, "least": None, "greatest": None},
+        {"step": 2, "key": "k", "value": 4.0, "least": 4.0, "greatest": 4.0},
+    ] == bands(table).to_pylist()
+    named = table.append_column("run", pa.array(["a", "a", "b", "b"]))
+    assert [("a", 0), ("b", 1), ("b", 2)] == [(row["run"], row["step"]) for row in bands(named).to_pylist()]
+
+
+@pytest.mark.parametrize("value", [1e308, -1.7e308])
+def test_what_is_beyond_the_axes_is_left_out_and_said(tmp_path: Path, value: float) -> None:
+    """Matplotlib cannot draw so large numbers: curves, bands, smoothing and heat maps go without them."""
+    rows = [("0", 0, value), ("1", 0, -value), ("0", 1, 1.0), ("1", 1, value), ("0", 2, math.inf)]
+    alone = members(rows).drop_columns("member").slice(2)
+    for drawn_from, options in ((members(rows), {}), (alone, {}), (alone, {"smooth": 0.5})):
+        save(curves(drawn_from, **options), tmp_path / "x.svg")
+    (axis,) = curves(alone).axes
+    assert "step (1 not finite, 1 beyond 1e300: not drawn)" == axis.get_xlabel()
+    heat = outcomes([("a", "t", 0.5, 10.0), ("a", "t", 0.5, value)])
+    assert "response length (1 beyond 1e300: not drawn)" == heatmap(heat).axes[0].get_xlabel()
+    save(heatmap(heat), tmp_path / "x.svg")
+
+
+def test_control_characters_are_spelled_out_in_an_svg(tmp_path: Path) -> None:
+    """Whatever a key, a run or a title is named, the file is XML."""
+    odd = "a\x00b\x1b[1m\x0c\ufffe\x9f--"
+    table = metrics([(0, odd, 1.0), (0, odd, 2.0)], [odd, "b"])
+    svg = save(curves(table, compare=True, title=odd), tmp_path / "x.svg")
+    assert ET.fromstring(svg.read_text("utf-8")) is not None
+    assert "a\\x00b\\x1b[1m" in svg.read_text("utf-8")
+    assert save(curves(table), tmp_path / "x.png").stat().st_size > 1000
 
 
 # -- heat map ------------------------------------------------------------------------------------------
@@ -298,6 +346,12 @@ def test_scores_are_what_they_are_defined_to_be() -> None:
     found = scores(metrics([(i, "r", v) for i, v in enumerate(values)], ["a"] * 6)).to_pylist()
     numbers = {row["dimension"]: row["value"] for row in found}
     assert {"reward": 8.0, "efficiency": 18 / 5, "stability": 1.0} == numbers
+
+
+def test_several_keys_have_no_scores() -> None:
+    """Curves of two keys are not one curve."""
+    with pytest.raises(QueryError, match="expected the curves of one key, got 'a', 'b'"):
+        scores(metrics([(0, "a", 1.0), (1, "b", 2.0)], ["x"] * 2))
 
 
 def test_radar_states_directions_and_numbers() -> None:

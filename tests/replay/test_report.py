@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 import torch
 
 import eventlog
 from aggregator import stats_tracker
+from aggregator.evaluation import Evaluator, EvaluatorConfig, log_evaluation_results
 from eventlog.errors import NotARunError, QueryError
 from replay import StatsLogger, StatsLoggerConfig
 from replay.plots import report
+from replay.plots.charts import curve, heat
 from tests.cli.conftest import write_run
 
 EVIL = "<script>alert(1)</script>"
@@ -86,6 +91,16 @@ def test_the_charts_hold_the_numbers(page: str) -> None:
     assert "Cividis" == heat["colorscale"]
 
 
+def test_charts_show_what_is_there_and_nothing_else() -> None:
+    """A point between two gaps is a marker; a cell of a heat map is no wider than its step."""
+    (line,) = curve("x", pa.table({"step": [0, 1, 2, 3], "value": [1.0, math.nan, 2.0, 3.0]}))["data"]
+    assert ("lines+markers", [5, 0, 0, 0]) == (line["mode"], line["marker"]["size"])
+    table = pa.table({"role": ["a"] * 4, "rank": [0] * 4, "step": [0, 1, 2, 11], "avg": [1.0] * 4})
+    (cells,) = heat("timeperf/save", table)["data"]
+    assert [0, 1, 2, 3, 10, 11] == cells["x"]
+    assert [False, False, False, True, True, False] == [math.isnan(z) for z in cells["z"][0]]
+
+
 def test_names_are_no_markup(page: str) -> None:
     """A metric named like a script is text everywhere: in the page, and in what plotly reads."""
     assert EVIL not in page
@@ -113,6 +128,14 @@ def test_keys_choose_what_is_drawn(run: Path, tmp_path: Path) -> None:
     assert ["kl.html"] == [path.name for path in tmp_path.iterdir()]
 
 
+def test_a_page_that_cannot_take_its_place_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """Where something else has the name the error is raised, and no half page stays beside it."""
+    (tmp_path / "taken.html").mkdir()
+    with pytest.raises(IsADirectoryError):
+        report(run, tmp_path / "taken.html", keys=["actor/kl/*"])
+    assert ["taken.html"] == [path.name for path in tmp_path.iterdir()]
+
+
 def test_a_run_without_payload_says_so(tmp_path: Path) -> None:
     """Where values were not kept the distributions are not silently missing; resumed runs are marked."""
     page = report(write_run(tmp_path / "a", [range(3), range(2, 5)], 1.0), tmp_path / "a.html").read_text()
@@ -125,6 +148,47 @@ def test_a_run_without_payload_says_so(tmp_path: Path) -> None:
     log.commit(0, 0, 0, [stats_tracker.export_all()])
     eventlog.stop()
     assert "None: expected" in report(tmp_path / "b", tmp_path / "b.html").read_text("utf-8")
+
+
+def test_the_untouched_model_is_no_step(tmp_path: Path) -> None:
+    """What was evaluated before training says so, whoever evaluated it (report u1)."""
+    eventlog.start(tmp_path / "run", rank=0, world_size=1).claim_attempt()
+    spec = SimpleNamespace(steps_per_epoch=100)
+    often = Evaluator(EvaluatorConfig(freq_steps=1, eval_before_train=True), spec, name="often")
+    rare = Evaluator(EvaluatorConfig(freq_steps=2, eval_before_train=True), spec)
+
+    def measure(value: float) -> None:
+        log_evaluation_results({"right": value})
+
+    often.before_train(lambda: measure(0.1))
+    rare.before_train(lambda: measure(0.2))
+    for step in range(2):
+        often.evaluate(lambda: measure(0.3), 0, step, step)
+        rare.evaluate(lambda: measure(0.4), 0, step, step)
+        eventlog.current().commit(0, step, step, [stats_tracker.export_all()])
+    eventlog.stop()
+    page = report(tmp_path / "run", tmp_path / "run.html").read_text("utf-8")
+    section = page.split("Evaluations</h2>")[1].split("</table>")[0]
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", section)]
+    assert [
+        ["step", "eval-rollout/often/before/right", "eval-rollout/right", "eval-rollout/often/right"],
+        ["before (committed with 0)", "0.1", "0.2", ""],
+        ["0", "", "", "0.3"],
+        ["1", "", "0.4", "0.3"],
+    ] == rows
+
+
+def test_a_long_name_has_room_above_its_chart() -> None:
+    """However many lines a title has, the axes begin below it, and the chart stays as high."""
+    table = pa.table({"step": [0], "value": [1.0]})
+    short, long = (curve("n" * length, table)["layout"] for length in (3, 300))
+    lines = long["title"]["text"].count("<br>") + 1
+    assert 7 == lines
+    assert long["margin"]["t"] >= long["title"]["pad"]["t"] + 1.3 * long["title"]["font"]["size"] * lines
+    assert long["height"] - long["margin"]["t"] == short["height"] - short["margin"]["t"]
+    ranks = pa.table({"role": ["a"] * 2, "rank": [0, 1], "step": [0, 0], "avg": [1.0, 2.0]})
+    short, long = (heat("n" * length, ranks)["layout"] for length in (3, 300))
+    assert long["height"] - long["margin"]["t"] == short["height"] - short["margin"]["t"]
 
 
 @pytest.mark.long

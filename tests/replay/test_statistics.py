@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from eventlog.errors import QueryError
 from replay import MemoryBackend, open_backend, play
+from replay.backends.base import tell
 from replay.statistics import MOST_BINS, joined
-from replay.steps import Histogram
-from tests.replay.readers import tensorboard_scalars, wandb_files, wandb_history
+from replay.steps import Histogram, Row
+from tests.replay.backend_contract import run_info
+from tests.replay.readers import OWN, tensorboard_scalars, wandb_files, wandb_history
 from tests.runs import RunBuilder
 
 if TYPE_CHECKING:
@@ -147,15 +149,56 @@ def test_histograms_reach_those_who_show_them(tmp_path: Path) -> None:
         told = row["a/v/histogram"]
         assert "histogram" == told["_type"]
         check((told["bins"], told["values"]), row["_step"])
-    (database,) = (tmp_path / "trackio").glob("*.db")
-    with closing(sqlite3.connect(database)) as connection:
-        for step, metrics in connection.execute("SELECT step, metrics FROM metrics"):
-            told = json.loads(metrics)["a/v/histogram"]
-            assert "trackio.histogram" == told["_type"]
-            check((told["bins"], told["values"]), step)
+    for step, row in trackio_metrics(tmp_path / "trackio"):
+        told = row["a/v/histogram"]
+        assert "trackio.histogram" == told["_type"]
+        check((told["bins"], told["values"]), step)
     for step, (edges, counts) in tensorboard_histograms(run / "tensorboard")["a/v/histogram"]:
         check((edges, counts), step)
     assert 5 == len(tensorboard_scalars(run / "tensorboard")["a/v/avg"])
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+@pytest.mark.parametrize("then", ["next", "again", "reopened"])
+def test_the_histograms_of_a_row_that_failed_go_with_no_other(tmp_path: Path, name: str, then: str) -> None:
+    """They are given up with their row: the next step has none of them; the same told again has its own."""
+    offline: dict[str, Any] = {"mode": "offline"} if name == "wandb" else {}
+    backend = open_backend(name, path=tmp_path / "told", **offline)
+    drawn = {"v/histogram": Histogram((0.0, 1.0, 2.0), (3, 4))}
+    nameless: Any = {7: 1.0}
+    about = run_info(tmp_path, started=1000.0)
+    backend.open(about)
+    with pytest.raises(TypeError):
+        tell(backend, Row(0, nameless, 1000.0, histograms=drawn))
+    if then == "reopened":
+        drawing: Any = backend
+        drawing.histogram(0, "v/histogram", drawn["v/histogram"], 1000.0)
+        backend.close()
+        backend.open(about)
+    tell(backend, Row(1, {"a": 1.0}, 1010.0, histograms=drawn if then == "again" else {}))
+    backend.close()
+    expected = {1: {"a", "v/histogram"} if then == "again" else {"a"}}
+    assert expected == shown(name, tmp_path / "told")
+
+
+def shown(name: str, folder: Path) -> dict[int, set[str]]:
+    """Return what a tracker's files have of each step."""
+    if name == "trackio":
+        return {step: set(row) for step, row in trackio_metrics(folder)}
+    if name == "wandb":
+        rows = [row for file in wandb_files(folder) for row in wandb_history(file)]
+        return {row["_step"]: {key.partition(".")[0] for key in row} - OWN for row in rows}
+    told = [(step, tag) for tag, points in tensorboard_histograms(folder).items() for step, _ in points]
+    told += [(step, tag) for tag, points in tensorboard_scalars(folder).items() for step, _, _ in points]
+    return {step: {tag for at, tag in told if at == step} for step, _ in told}
+
+
+def trackio_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the steps of the only project in a folder, each with what it holds."""
+    (database,) = folder.glob("*.db")
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT step, metrics FROM metrics")
+        return [(step, json.loads(metrics)) for step, metrics in rows]
 
 
 def tensorboard_histograms(folder: Path) -> dict[str, list[tuple[int, Histogram]]]:
@@ -216,6 +259,16 @@ def test_a_live_tensorboard_shows_histograms(tmp_path: Path) -> None:
     tell(backend, Row(4, {"v": 1.0}, 1000.0))
     backend.close()
     assert {"h": [(3, Histogram((0.0, 1.0, 3.0), (2, 5)))]} == tensorboard_histograms(tmp_path / "tb")
+
+
+def test_a_histogram_of_huge_numbers_is_told(tmp_path: Path) -> None:
+    """Bins whose squares are beyond float64 are sent as all others are."""
+    huge = Histogram((-1e200, 0.0, 1e200), (2, 5))
+    backend = open_backend("tensorboard", path=tmp_path / "tb")
+    backend.open(run_info(tmp_path))
+    tell(backend, Row(3, {"v": 1.0}, 1000.0, {}, {"h": huge}))
+    backend.close()
+    assert {"h": [(3, huge)]} == tensorboard_histograms(tmp_path / "tb")
 
 
 BINS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 9)), min_size=1, unique_by=lambda b: b[0])

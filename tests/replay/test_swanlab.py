@@ -22,6 +22,7 @@ from tests.replay.backend_contract import BackendContract, rows, run_info, tell
 from tests.replay.committed import build
 from tests.replay.readers import Rows, swanlab_files, swanlab_records, swanlab_rows
 from tests.replay.servers import SwanlabServer, Trouble
+from tests.replay.targets import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,7 +150,7 @@ def test_trouble_in_opening_is_bounded_and_said(
     """What stays is told from what passes, within the limit; then another try works (report b4)."""
     server.trouble.append(trouble)
     with pytest.raises(kind, match="expected swanlab to") as caught:
-        cloud(tmp_path, timeout=2.0).open(run_info(tmp_path))
+        cloud(tmp_path, timeout=PATIENCE).open(run_info(tmp_path))
     assert kind is caught.type
     server.trouble.clear()
     backend = cloud(tmp_path)
@@ -172,7 +173,7 @@ def test_trouble_in_uploading_is_bounded_and_said(
     server: SwanlabServer, tmp_path: Path, trouble: Trouble, kind: type[Exception]
 ) -> None:
     """Rows that the server refuses are an error, which SwanLab itself would swallow (reports a5, b4)."""
-    backend = cloud(tmp_path, timeout=2.0)
+    backend = cloud(tmp_path, timeout=PATIENCE)
     backend.open(run_info(tmp_path))
     server.trouble.append(trouble)
     backend.log(0, {"a": 1.0}, 1000.0)

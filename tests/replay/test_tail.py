@@ -33,14 +33,14 @@ from tests.replay.readers import (
     wandb_rows,
 )
 from tests.replay.servers import Trouble
-from tests.replay.targets import STAND_INS, Target
+from tests.replay.targets import PATIENCE, STAND_INS, Target
 from tests.replay.test_statistics import recorded
+from tests.replay.waiting import ROOT, meanwhile, until
 from tests.runs import RunBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ROOT = Path(__file__).parents[2]
 FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}
 
 
@@ -148,15 +148,12 @@ def test_a_resumed_run_is_followed_across_the_crash(tmp_path: Path, name: str) -
     def go_on(number: int, step: int) -> None:
         """Crash only after step 5 was told, and finish only after step 8 was."""
         wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
-        while wanted is not None and wanted not in {step for step, _, _ in read[name]()}:
-            time.sleep(0.02)
+        until(lambda: wanted is None or wanted in {step for step, _, _ in read[name]()})
         seen.append(step)
 
     backend = Lasting(rows) if name == "strict" else open_backend(name, path=place)
-    training = threading.Thread(target=live, args=(tmp_path / "run", [range(6), range(3, 10)], go_on))
-    training.start()
-    (report,) = follow(tmp_path / "run", [backend], **FAST)
-    training.join()
+    with meanwhile(live, tmp_path / "run", [range(6), range(3, 10)], go_on):
+        (report,) = follow(tmp_path / "run", [backend], **FAST)
     assert [*range(6), *range(3, 10)] == seen
     assert (3, "3-5") == (report.superseded, report.superseded_steps)
     got = {step: row["v"] for step, row, _ in read[name]()}
@@ -182,18 +179,14 @@ def test_following_again_goes_on_where_tensorboard_stands(tmp_path: Path) -> Non
 
     def go_on(number: int, step: int) -> None:
         wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
-        while wanted is not None and wanted not in {step for step, _, _ in event_rows(place, "v")}:
-            time.sleep(0.02)
+        until(lambda: wanted is None or wanted in {step for step, _, _ in event_rows(place, "v")})
         if (number, step) == (1, 9):
             stop.set()
-            following.join()
+            until(lambda: not following.is_alive())
 
     backend = open_backend("tensorboard", path=place)
-    following = threading.Thread(
-        target=follow, args=(tmp_path / "run", [backend]), kwargs=FAST | {"stop": stop}
-    )
-    following.start()
-    live(tmp_path / "run", [range(6), range(3, 10)], go_on)
+    with meanwhile(follow, tmp_path / "run", [backend], **FAST, stop=stop) as following:
+        live(tmp_path / "run", [range(6), range(3, 10)], go_on)
     (report,) = follow(tmp_path / "run", [open_backend("tensorboard", path=place)], **FAST)
     assert (1, 9) == (report.sent, report.skipped)
     files = [tensorboard_events(file) for file in sorted(place.glob("*tfevents*"))]
@@ -227,13 +220,10 @@ def test_a_service_in_trouble_is_followed_to(target: Target, tmp_path: Path, tro
 
     def go_on(number: int, step: int) -> None:
         wanted = {(1, 3): 5, (1, 9): 8}.get((number, step))
-        while wanted is not None and wanted not in told:
-            time.sleep(0.02)
+        until(lambda: wanted is None or wanted in told)
 
-    training = threading.Thread(target=live, args=(tmp_path / "run", [range(6), range(3, 10)], go_on))
-    training.start()
-    (report,) = follow(tmp_path / "run", [backend], **FAST)
-    training.join()
+    with meanwhile(live, tmp_path / "run", [range(6), range(3, 10)], go_on):
+        (report,) = follow(tmp_path / "run", [backend], **FAST)
     assert (10, 3, "3-5", False) == (report.sent, report.withheld, report.withheld_steps, report.complete)
     assert not any(rule.times > 0 for rule in target.server.trouble)
     with open_run(tmp_path / "run", attempts="all") as session:
@@ -252,24 +242,23 @@ def test_a_service_in_trouble_is_followed_to(target: Target, tmp_path: Path, tro
 def test_a_service_that_is_lost_ends_its_own_part_alone(target: Target, tmp_path: Path, lost: str) -> None:
     """A run that is deleted, a server that stays down: an error, in time; the others are told (b4, b9)."""
     assert target.server is not None
-    backend, mine = target.make(timeout=3.0), MemoryBackend(strict=True)
+    backend, mine = target.make(timeout=PATIENCE), MemoryBackend(strict=True)
     told = watched(backend)
 
     def go_on(number: int, step: int) -> None:
         del number
-        while step == 5 and not {1, 2} & told:
-            time.sleep(0.02)
+        until(lambda: step != 5 or {1, 2} & told)
         if step == 5 and lost == "deleted":
             target.delete()
         elif step == 5:
             target.server.trouble.append(Trouble("", 500))  # pyright: ignore[reportOptionalMemberAccess]
 
-    training = threading.Thread(target=live, args=(tmp_path / "run", [range(10)], go_on))
-    training.start()
     kind = BackendGoneError if lost == "deleted" else BackendError
-    with pytest.raises(kind, match="expected") as caught:
+    with (
+        meanwhile(live, tmp_path / "run", [range(10)], go_on),
+        pytest.raises(kind, match="expected") as caught,
+    ):
         follow(tmp_path / "run", [backend, mine], **FAST)
-    training.join()
     assert kind is caught.type
     assert list(range(10)) == [step for step, _, _ in mine.rows]
 
@@ -451,16 +440,17 @@ def test_statistics_are_told_with_their_step_while_the_run_goes_on(tmp_path: Pat
     def train() -> None:
         with logger(tmp_path, run=tmp_path / "run") as log:
             for step in range(6):
-                while step == 5 and 3 not in {told for told, _, _ in rows}:
-                    time.sleep(0.02)
+                until(lambda step=step: step != 5 or 3 in {told for told, _, _ in rows})
                 for more in (0.0, 1.0, 5.0):
                     stats_tracker.scalar(reward=step + more)
-                log.commit(0, step, step, stats_tracker.export_all())
+                stats = stats_tracker.export_all()
+                assert log._log.writer.flush(60)  # its values, too, which are written behind a commit
+                log.commit(0, step, step, stats)
 
-    training = threading.Thread(target=train)
-    training.start()
-    (report,) = follow(tmp_path / "run", [Lasting(rows)], stats=["p50", "max"], rename={"^": "a/"}, **FAST)
-    training.join()
+    with meanwhile(train):
+        (report,) = follow(
+            tmp_path / "run", [Lasting(rows)], stats=["p50", "max"], rename={"^": "a/"}, **FAST
+        )
     assert (6, 0, True) == (report.sent, report.partial, report.complete)
     expected = [
         {"a/reward": pytest.approx(step + 2), "a/reward/p50": step + 1.0, "a/reward/max": step + 5.0}
@@ -538,24 +528,11 @@ with StatsLogger(StatsLoggerConfig("exp", "t0", str(place)), run=place / "run") 
     for step in range(first, last):
         stats_tracker.scalar(loss=float(step + first))
         assert log.commit(0, step, step, stats_tracker.export_all())
-        if dies and step == last - 1:
-            time.sleep(4)
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.2)
-    time.sleep(6)  # what was told by now was told while it went on
-    (place / "ending").touch()
-"""
-
-
-def seen(of: Mapping[str, Callable[[], Rows]], until: Callable[[], bool]) -> dict[Any, float]:
-    """Return when each step with each value was first found at each target."""
-    found: dict[Any, float] = {}
-    while not until():
-        for name, read in of.items():
-            for step, row, _ in read():
-                found.setdefault((name, step, row["loss"]), time.time())
         time.sleep(0.1)
-    return found
+    sys.stdin.readline()  # goes on while all of this is told
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def event_rows(place: Path, key: str = "loss") -> Rows:
@@ -583,12 +560,20 @@ def test_a_second_process_follows_a_run_that_is_killed_and_resumed(tmp_path: Pat
         "trackio": lambda: so_far(trackio),
     }
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as following:
-        found: dict[Any, float] = {}
+        found: dict[Any, float] = {}  # when each step with each value was first seen at each target
+
+        def all_told(wanted: set[Any]) -> bool:
+            for name, read in readers.items():
+                for step, row, _ in read():
+                    found.setdefault((name, step, row["loss"]), time.time())
+            return wanted <= found.keys()
+
         for first, last, dies in ((0, 25, 1), (15, 45, 0)):
             trainer = [sys.executable, "-c", TRAINER, str(tmp_path), *map(str, (first, last, dies))]
-            with subprocess.Popen(trainer, cwd=ROOT) as training:
-                over = (lambda p=training: p.poll() is not None) if dies else (tmp_path / "ending").exists
-                found |= {key: at for key, at in seen(readers, over).items() if key not in found}
+            wanted = {(name, step, float(step + first)) for name in readers for step in range(first, last)}
+            with subprocess.Popen(trainer, cwd=ROOT, stdin=subprocess.PIPE) as training:
+                until(lambda wanted=wanted: all_told(wanted), 100)
+                assert training.poll() is None
             assert (-signal.SIGKILL if dies else 0) == training.returncode
         out, _ = following.communicate(timeout=120)
         assert 0 == following.returncode, out
@@ -600,7 +585,7 @@ def test_a_second_process_follows_a_run_that_is_killed_and_resumed(tmp_path: Pat
         for name in readers
     }
     print(f"the slowest step was there {max(delays.values()):.2f} s after its commit")
-    assert 2 * (25 + 30) == len(delays)  # each was found before the run ended
+    assert 2 * (25 + 30) == len(delays)
     expected = [(step, {"loss": float(step if step < 15 else step + 15)}) for step in range(45)]
     assert expected == steps(tensorboard_rows(tmp_path / "tb"))
     assert expected == steps(trackio_rows(trackio))

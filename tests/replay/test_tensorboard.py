@@ -251,11 +251,11 @@ def told():
             os.kill(os.getpid(), signal.SIGKILL)
         yield row
 replace = tensorboard._replace
-def torn(path, data):
+def torn(path, data, later):
     if fatal == 45:
         path.with_name(".areal-0000000002.tmp").write_bytes(data[:100])
         os.kill(os.getpid(), signal.SIGKILL)
-    replace(path, data)
+    replace(path, data, later)
 tensorboard._replace = torn
 open_backend("tensorboard", path=path / "tb").rewrite(run_info(path), told(), Selection())
 """
@@ -278,3 +278,53 @@ def test_a_killed_replay_made_again_ends_as_if_made_once(
     )
     assert once == again
     assert MARKER in once
+
+
+SHIFTS = """
+import os, signal, sys
+from pathlib import Path
+from replay.backends import tensorboard
+from tests.replay.test_tensorboard import Lacking, shifted
+of, name = (Path, "replace") if sys.argv[4] == "placing" else (tensorboard, "_replace")
+done, left = getattr(of, name), int(sys.argv[2])
+def kill(*given):
+    global left
+    left -= any(isinstance(path, Path) and path.suffix == ".areal" for path in given)
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done(*given)
+setattr(of, name, kill)
+shifted(Path(sys.argv[1]), Lacking(eval(sys.argv[3])))
+"""
+
+
+class Lacking(list[Row]):
+    """A log that has lost step 10."""
+
+    def __init__(self, steps: list[int]) -> None:
+        super().__init__(rows(steps))
+
+    def knows(self, step: int, time: float) -> bool:
+        del time
+        return step != 10
+
+
+def shifted(path: Path, told: list[Row]) -> None:
+    """Rewrite a directory with ten steps to a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replay.backends.tensorboard.STEPS_PER_SEGMENT", 10)
+        replayed(path, told)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("fatal", [1, 2])
+@pytest.mark.parametrize("at", ["writing", "placing"])
+def test_a_kill_loses_no_kept_step(tmp_path: Path, first: int, fatal: int, at: str) -> None:
+    """A step that the log lost goes to another file, whichever way: killed between two files it is there."""
+    before, after = list(range(1, 26)), [step for step in range(first, 26) if step != 10]
+    shifted(tmp_path, rows(before))
+    killed = [sys.executable, "-c", SHIFTS, str(tmp_path), str(fatal), repr(after), at]
+    assert -signal.SIGKILL == subprocess.run(killed, cwd=ROOT, check=False).returncode
+    shifted(tmp_path, Lacking(after))
+    assert list(range(first, 26)) == [step for step, _, _ in tensorboard_rows(tmp_path / "tb")]
+    assert not list((tmp_path / "tb").glob(".areal-*"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from replay.backends.base import Rewriter, Selection
 from replay.backends.wandb_names import names
 from replay.steps import Row
 from tests.replay.backend_contract import ODD_NAMES, rows, run_info, snapshot, tell
-from tests.replay.readers import wandb_files, wandb_history, wandb_records, wandb_rows
+from tests.replay.readers import Rows, wandb_files, wandb_history, wandb_records, wandb_rows
+from tests.replay.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,28 +149,35 @@ from pathlib import Path
 from eventlog.errors import BackendError, ConfigError
 from replay import open_backend
 from tests.replay.backend_contract import rows, run_info
-path, fatal = Path(sys.argv[1]), sys.argv[2] == "kill"
+path, waits = Path(sys.argv[1]), sys.argv[2] == "kill"
 backend = open_backend("wandb", mode="offline", path=path / "wandb")
 backend.open(run_info(path))
 for row in rows(range(20)):
     backend.log(row.step, row.metrics, row.time)
 import wandb
 assert wandb.run is None, "a helper's wandb.log must not move our steps (report a9)"
-if fatal:
-    import os, signal, time
-    time.sleep(3)
-    os.kill(os.getpid(), signal.SIGKILL)
+if waits:
+    sys.stdin.read()
 backend.close()
 """
 
 
+def so_far(folder: Path) -> Rows:
+    """Return what the files below a folder hold, which may be just being made."""
+    with suppress(struct.error):
+        return wandb_rows(folder)
+    return []
+
+
 @pytest.mark.parametrize("end", ["close", pytest.param("kill", marks=pytest.mark.long)])
 def test_live_rows_are_on_disk_soon(tmp_path: Path, end: str) -> None:
-    """Live rows are complete after closing, and seconds after they were told when the process is killed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LIVE, str(tmp_path), end], cwd=ROOT, check=False
-    )
-    assert (-signal.SIGKILL if end == "kill" else 0) == done.returncode
+    """Live rows are complete after closing; before, too, soon after they were told, and a kill costs none."""
+    command = [sys.executable, "-W", "error", "-c", LIVE, str(tmp_path), end]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        if end == "kill":
+            until(lambda: len(so_far(tmp_path)) == 20)
+            process.kill()
+    assert (-signal.SIGKILL if end == "kill" else 0) == process.returncode
     assert list(range(20)) == [step for step, _, _ in wandb_rows(tmp_path)]
     assert [row.time for row in rows(range(20))] == [time for _, _, time in wandb_rows(tmp_path)]
 

@@ -8,16 +8,16 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
-import wandb
 
 from eventlog.errors import BackendError, BackendGoneError, ConfigError, RefusedError
-from replay import MemoryBackend, open_backend, play
+from replay import MemoryBackend, check_apart, open_backend, play
 from replay.backends.wandb_names import named_as, names
 from replay.steps import Row
 from tests.replay.backend_contract import BackendContract, rows, run_info
-from tests.replay.committed import build
+from tests.replay.committed import build, logger
 from tests.replay.readers import OWN, Rows
 from tests.replay.servers import Trouble, WandbRun, WandbServer
+from tests.replay.targets import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 KEY = "x" * 40
@@ -145,7 +145,7 @@ def test_trouble_is_bounded_and_said(
     server: WandbServer, tmp_path: Path, trouble: Trouble, deleted: bool, kind: type[Exception]
 ) -> None:
     """What stays (deleted, refused) is told from what passes; all within the limit (report b4)."""
-    backend = online(server, tmp_path, timeout=3.0)
+    backend = online(server, tmp_path, timeout=PATIENCE)
     if trouble.where == "graphql":
         server.trouble.append(trouble)
         with pytest.raises(kind, match="expected wandb to take the run, got") as caught:
@@ -166,7 +166,7 @@ def test_rows_that_were_swallowed_are_noticed(
     server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload that wandb gives up without a word is an error at closing: what arrived is read back (a4)."""
-    monkeypatch.setattr("replay.backends.wandb._READ_BACK_SECONDS", 1.0)
+    monkeypatch.setattr("replay.backends.wandb._READ_BACK_SECONDS", 3.0)
     backend = online(server, tmp_path)
     backend.open(run_info(tmp_path))
     server.trouble.append(Trouble("file_stream", 404))
@@ -217,7 +217,7 @@ def test_a_deleted_run_can_be_told_to_a_new_one(server: WandbServer, tmp_path: P
     play(run, [online(server, tmp_path)])
     server.delete(tmp_path.name)
     with pytest.raises(BackendGoneError, match="previously created and deleted"):
-        play(run, [online(server, tmp_path, timeout=3.0)])
+        play(run, [online(server, tmp_path, timeout=PATIENCE)])
     for new, sent in ((True, 5), (False, 0)):
         (report,) = play(run, [online(server, tmp_path)], new_run=new)
         assert (sent, 5 - sent, True) == (report.sent, report.skipped, report.complete)
@@ -249,8 +249,6 @@ def test_a_key_is_needed_before_anything_is_written(tmp_path: Path, monkeypatch:
     """Without a key the error comes before any file or process of wandb's."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)  # a backend that was given a key sets it
-    wandb.teardown()  # it remembers for a process what other runs told it, while one of them goes on
     backend = open_backend("wandb", mode="online", base_url="http://127.0.0.1:9", path=tmp_path / "w")
     with pytest.raises(ConfigError, match="expected WANDB_API_KEY"):
         backend.open(run_info(tmp_path))
@@ -269,3 +267,28 @@ def test_a_row_that_is_refused_names_its_size(
     backend.log(1, {"a": 1.0}, 0.0)
     backend.close()
     assert [1] == [step for step, _, _ in server.rows(tmp_path.name)]
+
+
+def test_two_runs_of_one_name_are_kept_apart(tmp_path: Path, server: WandbServer) -> None:
+    """Of one command: an error before anything is told; one after another: the first has it, and is named."""
+    runs = {name: build(tmp_path / name, (range(4), lambda step: {"v": float(step)})) for name in "ab"}
+
+    def opened(**given: Any) -> Any:
+        options = {"mode": "online", "base_url": server.url, "api_key": KEY, "path": tmp_path / "w"}
+        return open_backend("wandb", **options, **given)
+
+    with pytest.raises(ConfigError, match=r"got a and b for one: http.*/exp/exp_t0_train"):
+        check_apart({name: (run, [opened()]) for name, run in runs.items()})
+    check_apart({name: (run, [opened(id_suffix="unique")]) for name, run in runs.items()})
+    assert not server.runs
+    play(runs["a"], [opened()])
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="nothing but this run was told"):
+            play(runs["b"], [opened()])
+    (report,) = play(runs["a"], [opened()])
+    assert (0, 4) == (report.sent, report.skipped)
+    with logger(tmp_path, run=tmp_path / "c", backends=[opened()]) as log:  # which it does not hold up
+        for step in (3, 4):
+            log.commit(0, step, step, {"v": 1.0})
+    assert (1, "3") == (log.status()[0].sent, log.status()[0].withheld_steps)
+    assert [0, 1, 2, 3, 4] == [step for step, _, _ in server.rows("exp_t0_train")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -164,6 +165,22 @@ def test_alerts_are_in_the_log(tmp_path):
     assert math.isnan(told[0].value)
 
 
+def test_a_callback_that_fails_loses_no_alert(tmp_path):
+    """Its error is passed on, and all alerts of the step are in the commit all the same."""
+    eventlog.start(tmp_path / "run")
+
+    def fail(_):
+        raise ArithmeticError("no network")
+
+    with pytest.raises(ArithmeticError, match="no network"):
+        Monitor([NotFinite()], callback=fail).check(0, {"a": math.nan, "b": math.nan})
+    eventlog.current().commit(0, 0, 0, [{"a": math.nan, "b": math.nan}])
+    eventlog.stop()
+    with open_run(tmp_path / "run") as run:
+        tags = run.sql("select tags from commits where key is null")["tags"].to_pylist()
+    assert {"alert/not_finite/a/0", "alert/not_finite/b/0"} == set(json.loads(tags[0]))
+
+
 def test_a_straggler_that_was_noted_is_not_found_again(tmp_path):
     """Live it has the timing's key, in the record the role is added: one rank's trouble is listed once."""
     path, monitor = tmp_path / "run", Monitor([Straggler()])
@@ -188,6 +205,26 @@ def test_a_run_without_a_monitor_is_looked_at_afterwards(tmp_path):
     with open_run(tmp_path / "run") as run:
         assert ["not_finite", "straggler"] == [alert.rule for alert in alerts_of(run)]
         assert [] == alerts_of(run, [GradientNorm()])
+
+
+def test_strangers_tags_are_no_alerts(tmp_path):
+    """What somebody else wrote under an alert's name is passed over; the alerts that there are stay."""
+    log = eventlog.start(tmp_path, role="actor")
+    log.claim_attempt()
+    Monitor([NotFinite()]).check(0, {"loss": math.nan})
+    strange = [
+        "look here",
+        None,
+        3,
+        {},
+        {"value": 1.0},
+        {"rule": 1, "key": "k", "step": 0, "value": 1, "text": ""},
+    ]
+    log.note({f"alert/mine/{i}": each for i, each in enumerate(strange)})
+    log.commit(0, 0, 0, [{"loss": 1.0}])
+    eventlog.stop()
+    with open_run(tmp_path) as run:
+        assert ["loss"] == [alert.key for alert in alerts_of(run)]
 
 
 def test_a_run_without_trouble_has_no_alerts():

@@ -9,10 +9,12 @@ import pty
 import random
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import mtrand
 
 import eventlog
 from aggregator import open_run, stats_tracker, workflow_context
@@ -21,9 +23,10 @@ from aggregator.evaluation import (
     evaluate_distributed,
     log_evaluation_results,
     number_of,
+    seeded,
 )
 from aggregator.evaluation.samples import deal
-from aggregator.evaluation.sampling import seed_all
+from aggregator.evaluation.sampling import _say_shared, seed_all
 from eventlog import errors
 from tests.gloo import Ranks
 
@@ -439,6 +442,60 @@ def test_training_draws_what_it_would_have_drawn():
     assert number_of(0, "q00") != number_of(1, "q00")
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_beside_a_training_nothing_is_seeded(caplog, batch_size):
+    """On another thread the generators stay the training's, and what to do is said once (report i1)."""
+    _say_shared.cache_clear()
+    drawn = []
+
+    async def asynchronous(_):
+        drawn.append(random.random())
+        return number_of(0, "x") % 2
+
+    def plain(found):
+        drawn.append(random.random())
+        return 1.0 if batch_size is None else [1.0 for _ in found]
+
+    def evaluate():
+        for fn in (plain, asynchronous) if batch_size is None else (plain,):
+            evaluate_distributed(fn, SAMPLES[:4], record=False, batch_size=batch_size)
+        with seeded(3):
+            drawn.append(random.random())
+
+    seed_all(1)
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    after = [random.random(), float(np.random.rand()), torch.rand(()).item()]  # noqa: NPY002
+    seed_all(1)
+    assert drawn == [random.random() for _ in drawn]
+    assert after == [random.random(), float(np.random.rand()), torch.rand(()).item()]  # noqa: NPY002
+    (said,) = [record.message for record in caplog.records]
+    assert "random.Random(number_of(seed, id))" in said
+
+
+def test_numpy_s_generator_is_the_one_it_was():
+    """Coroutines draw from numpy generators of their own; the shared one is in its place again."""
+    seed_all(1)
+    shared, undisturbed = mtrand.get_bit_generator(), float(np.random.rand())  # noqa: NPY002
+    seed_all(1)
+    evaluate_distributed(drawing, SAMPLES[:3], record=False)
+    assert shared is mtrand.get_bit_generator()
+    assert undisturbed == np.random.rand()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5])
+def test_a_seed_is_an_integer(seed):
+    """Anything else is refused as what it is; numpy's integers are integers."""
+    with pytest.raises(errors.EvaluationError, match="expected a seed as an integer, or None, got "):
+        evaluate_distributed(lambda _: 1.0, SAMPLES[:1], seed=seed, record=False)
+    found = [
+        evaluate_distributed(lambda _: random.random(), SAMPLES[:2], seed=each, record=False)
+        for each in (3, np.int64(3))
+    ]
+    assert summary(found[0]) == summary(found[1])
+
+
 def test_what_it_records_is_an_evaluations():
     """Within it the stat scope is eval-rollout, for coroutines too, and afterwards what it was."""
     scopes = []
@@ -508,18 +565,29 @@ def test_aggregation_goes_by_id_and_not_by_order():
         compute_aggregated_metrics([{"text": "same", "reward": 1.0}])
 
 
+def test_a_tag_that_no_sample_has_is_refused():
+    """Slices by it would be silently missing; a tag that some samples have gives those a slice."""
+    rows = [{"id": 0, "reward": 1.0, "tags": {"modality": "text"}}, {"id": 1, "reward": 0.0}]
+    assert 1.0 == compute_aggregated_metrics(rows, by="modality")["modality/text/reward"]
+    with pytest.raises(errors.EvaluationError, match="got 'modalty'; there are 'modality': tags are what"):
+        compute_aggregated_metrics(rows, by=["modalty"])
+    with pytest.raises(errors.EvaluationError, match="got 'modality'; there is none: tags are what a sample"):
+        compute_aggregated_metrics([{"id": 0, "modality": 1}], by=["modality"])
+    assert {"n_samples": 0} == compute_aggregated_metrics([], by=["modality"])
+
+
 # -- what one sees ---------------------------------------------------------------------------------
 
 SHOWN = """
-import sys, time
+import sys
 from aggregator.evaluation import evaluate_distributed
-evaluate_distributed(lambda sample: time.sleep(0.15) or 1.0, [{"id": i} for i in range(3)], record=False)
+evaluate_distributed(lambda sample: 1.0, [{"id": i} for i in range(3)], record=False)
 print(sys.stderr.isatty(), "rich" in sys.modules)
 """
 
 
 def test_progress_is_shown_on_a_terminal_only():
-    """Standard error has a bar with counts when it is a terminal, and nothing when it is not."""
+    """Standard error has a bar when it is a terminal, full in the end, and nothing when it is not."""
     command = [sys.executable, "-c", SHOWN]
     plain = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ("", "False False\n") == (plain.stderr, plain.stdout)
@@ -536,4 +604,4 @@ def test_progress_is_shown_on_a_terminal_only():
     os.close(ours)
     assert "True True\n" == shown.stdout
     assert b"evaluation" in text
-    assert b"2/3" in text
+    assert b"100%" in text

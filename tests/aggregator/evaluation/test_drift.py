@@ -58,6 +58,24 @@ def test_chance_alone_is_rarely_drift(n, rng):
     assert 8 > sum(drifted)
 
 
+@pytest.mark.parametrize(("n", "m"), [(500, 500), (500, 64), (500, 5), (10, 10), (30, 10)])
+def test_windows_with_nothing_in_common_have_drifted(n, m, rng):
+    """However small: numbers far away, and other categories, if each comes several times."""
+    assert measure_drift(rng.normal(size=n), rng.normal(100, size=m)).drifted
+    before, now = ([f"{kind}{i % 4}" for i in range(many)] for kind, many in (("a", n), ("b", m)))
+    assert measure_drift(before, now).drifted
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 500), (500, 5), (100, 100)])
+def test_rare_categories_alone_are_rarely_drift(n, m, rng):
+    """Of two hundred equal categories a small window has a few, which is chance."""
+    names = [f"s{i}" for i in range(200)]
+    drifted = [
+        measure_drift(list(rng.choice(names, n)), list(rng.choice(names, m))).drifted for _ in range(50)
+    ]
+    assert 5 > sum(drifted)
+
+
 @pytest.mark.parametrize("shift", [1.0, -1.0])
 def test_a_shift_is_drift(shift, rng):
     """A standard deviation of shift is seen with a hundred samples, and KS tells the same."""
@@ -151,7 +169,15 @@ def test_what_is_described():
     assert {"prompt/length": 10.0, "tags/kind": "text"} == describe(LOADER[0])
     assert {"value": 2.0} == describe(2)
     assert {"a/value": 1.0} == describe({"a": 1, "b": None, "sample_id": 3})
+    assert {"length": 3.0} == describe([1, 2, 3]) == describe(np.arange(3))
+    assert {"a/value": 2.0} == describe({"a": np.float32(2)})
     assert {} == describe(object())
+
+
+def test_a_loader_that_can_be_read_once_is_kept():
+    """A generator as validation set is there to be evaluated after it was measured."""
+    held = ValidationSet(iter(LOADER), refresh=lambda _: [])
+    assert LOADER == list(held.update(LOADER, 0))
 
 
 def test_the_validation_set_is_refreshed_when_the_data_drifts():

@@ -8,8 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 import eventlog
-from aggregator import collective, stats_tracker
-from aggregator.evaluation import Evaluator, EvaluatorConfig
+from aggregator import collective, open_run, stats_tracker
+from aggregator.evaluation import (
+    Evaluator,
+    EvaluatorConfig,
+    compute_aggregated_metrics,
+    evaluate_distributed,
+    log_evaluation_results,
+)
 from eventlog import RunDir, RunReader
 from tests.gloo import Ranks
 
@@ -18,8 +24,9 @@ SPEC = SimpleNamespace(total_train_epochs=10, steps_per_epoch=1000, total_train_
 
 @pytest.fixture(autouse=True)
 def no_log_left():
-    """Every test ends without a started log."""
+    """Every test ends without a started log, and with an empty tracker."""
     yield
+    stats_tracker.export_all()
     eventlog.stop()
 
 
@@ -135,17 +142,26 @@ def test_missing_evaluation_is_skipped_and_said_once(caplog):
     assert 1 == evaluator.evaluate(lambda: 1, 0, 2, 2)
 
 
-def test_failed_evaluation_raises_and_is_not_repeated():
-    """An evaluation that raises does so to the caller; the next one comes when it is due."""
+def test_a_failed_evaluation_is_due_again_at_the_next_check():
+    """An evaluation that raises does so to the caller, and is made up for: nothing after it moves."""
     evaluator = Evaluator(EvaluatorConfig(freq_steps=2), SPEC)
 
     def fail():
         raise OSError("no dataset")
 
     evaluator.evaluate(fail, 0, 0, 0)
-    with pytest.raises(OSError, match="no dataset"):
-        evaluator.evaluate(fail, 0, 1, 1)
-    assert [4] == [step + 1 for step in range(2, 5) if evaluator.evaluate(lambda: True, 0, step, step)]
+    for step in (1, 2):
+        with pytest.raises(OSError, match="no dataset"):
+            evaluator.evaluate(fail, 0, step, step)
+    assert [4, 6] == [step + 1 for step in range(3, 7) if evaluator.evaluate(lambda: True, 0, step, step)]
+
+
+def test_a_failed_first_evaluation_is_made_up_for_at_the_first_check():
+    """Where measuring the untouched model failed and training goes on, the first check stands in for it."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=4, eval_before_train=True), SPEC)
+    with pytest.raises(ZeroDivisionError):
+        evaluator.before_train(lambda: 1 // 0)
+    assert [1, 4] == [step + 1 for step in range(5) if evaluator.evaluate(lambda: True, 0, step, step)]
 
 
 def test_may_be_subclassed():
@@ -169,7 +185,7 @@ def test_commits_are_tagged_with_what_was_measured(tmp_path):
     life = Life(tmp_path, freq_steps=2, eval_before_train=True)
     life.before()
     life.steps(0, 1, 2).die()
-    assert [(0, {"evaluation": "before"}), (1, {"evaluation": 2})] == commit_tags(tmp_path)
+    assert [(0, {"evaluation/before": "before"}), (1, {"evaluation/2": 2})] == commit_tags(tmp_path)
 
 
 def test_resume_does_not_repeat_a_committed_evaluation(tmp_path):
@@ -193,7 +209,7 @@ def test_resume_makes_up_for_a_torn_evaluation(tmp_path):
     resumed.before()
     resumed.steps(*range(20, 31))
     assert ["before", 30] == resumed.evaluated
-    assert (20, {"evaluation": 20}) in commit_tags(tmp_path)
+    assert (20, {"evaluation/20": 20, "evaluation/resumed": 20}) in commit_tags(tmp_path)
 
 
 def test_resume_makes_up_at_the_first_check_in_areals_loop(tmp_path):
@@ -323,6 +339,109 @@ def test_an_evaluator_beside_the_committing_process_trusts_its_state(tmp_path):
     assert [] == resumed.evaluated
 
 
+def test_before_and_a_first_evaluation_in_one_commit_stay_apart(tmp_path):
+    """Each of the evaluations of one commit has its own tag, its own names, and is done once (report h7)."""
+    skill = [0.0]
+
+    def evaluate(life, label):
+        life.evaluated.append(label)
+        results = evaluate_distributed(lambda _: {"accuracy": skill[0]}, [{"id": "a"}, {"id": "b"}])
+        log_evaluation_results(compute_aggregated_metrics(results))
+
+    lives = []
+    for first in (0, 2, 4):
+        life = Life(tmp_path, freq_steps=1, eval_before_train=True)
+        life.evaluator.before_train(lambda life=life: evaluate(life, "before"))
+        for step in (first, first + 1):
+            skill[0] = step + 1.0
+            life.evaluator.evaluate(lambda life=life, step=step: evaluate(life, step + 1), 0, step, step)
+            eventlog.current().commit(0, step, step, [stats_tracker.export_all()])
+        life.die()
+        lives.append(life)
+    assert [["before", 1, 2], [3, 4], [5, 6]] == [life.evaluated for life in lives]
+    assert (0, {"evaluation/1": 1, "evaluation/before": "before"}) == commit_tags(tmp_path)[0]
+    with open_run(tmp_path) as run:
+        found = {row["key"]: row["value"] for row in run.metrics(until=0).to_pylist()}
+        assert (0.0, 2.0) == (found["eval-rollout/before/accuracy"], found["eval-rollout/before/n_samples"])
+        assert (1.0, 2.0) == (found["eval-rollout/accuracy"], found["eval-rollout/n_samples"])
+
+
+def test_evaluators_with_names_keep_their_results_apart(tmp_path):
+    """Two evaluators that are due at the same step record under their names, unpooled (report h4)."""
+    eventlog.start(tmp_path, role="trainer")
+    sizes = {"math": 2, "code": 3}
+
+    def evaluate(name):
+        samples = [{"id": i} for i in range(sizes[name])]
+        log_evaluation_results(compute_aggregated_metrics(evaluate_distributed(lambda _: 1.0, samples)))
+
+    for name in sizes:
+        Evaluator(EvaluatorConfig(freq_steps=1), SPEC, name=name).evaluate(
+            lambda n=name: evaluate(n), 0, 0, 0
+        )
+    stats = stats_tracker.export_all()
+    assert (2.0, 3.0) == (stats["eval-rollout/math/n_samples"], stats["eval-rollout/code/n_samples"])
+    assert (2, 3) == (stats["eval-rollout/math/score__count"], stats["eval-rollout/code/score__count"])
+
+
+def test_a_failed_evaluation_is_made_up_for_after_a_restart(tmp_path):
+    """The state says that it is still due: the resumed run makes it before training goes on (report h4)."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(9))
+    with pytest.raises(ZeroDivisionError):
+        life.evaluator.evaluate(lambda: 1 // 0, 0, 9, 9)
+    life.commit(9)
+    resumed = Life(tmp_path, life.die(), freq_steps=10)
+    resumed.before(global_step=9)
+    resumed.steps(*range(10, 21))
+    assert ["before", 20] == resumed.evaluated
+
+
+def test_a_late_evaluation_leaves_the_past_as_it_is(tmp_path):
+    """An addition below the resume point supersedes nothing: nothing complete is repeated (report h3)."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    life.check(19)
+    state = life.evaluator.state_dict()
+    life.commit(19)
+    life.steps(20, 21).die()
+    second = Life(tmp_path, state, freq_steps=10)
+    second.before(global_step=19)
+    stats_tracker.get("eval-rollout").scalar(late=1.0)
+    eventlog.current().commit(0, 14, 14, [stats_tracker.export_all(step=14)])
+    second.steps(20, 21).die()
+    third = Life(tmp_path, state, freq_steps=10)
+    third.before(global_step=19)
+    assert [[], []] == [second.evaluated, third.evaluated]
+
+
+def test_logs_of_before_and_strangers_tags_are_read(tmp_path):
+    """The one tag that commits had is understood; what somebody else said under it is passed over."""
+    log = eventlog.start(tmp_path, role="trainer")
+    log.claim_attempt()
+    for step, said in ((9, 10), (10, "gsm8k"), (11, None), (12, True)):
+        log.note({"evaluation": said})
+        log.commit(0, step, step)
+    eventlog.stop()
+    resumed = Life(tmp_path, freq_steps=10, eval_before_train=True)
+    resumed.steps(*range(13, 21))
+    assert [20] == resumed.evaluated
+
+
+def test_reserved_tags_are_refused(tmp_path):
+    """A user's tag under a name that evaluators or monitors use is refused where it is given."""
+    log = eventlog.start(tmp_path, role="trainer")
+    for name in ("evaluation", "evaluation/5", "alert/mine"):
+        with pytest.raises(eventlog.errors.RecordingError, match=f"expected no tags under .*, got '{name}'"):
+            log.tag({"mine": 1, name: "gsm8k"})
+        with pytest.raises(eventlog.errors.RecordingError, match=f"got '{name}'"):
+            log.commit(0, 0, 0, tags={name: "gsm8k"})
+    log.tag({"evaluations": 3})
+    log.commit(0, 0, 0)
+    eventlog.stop()
+    assert [(0, {"evaluations": 3})] == commit_tags(tmp_path)
+
+
 # -- ranks -----------------------------------------------------------------------------------------
 
 
@@ -357,10 +476,13 @@ def decide_by_seconds(rank, checks):
 
 
 def test_skewed_clocks_take_identical_decisions(ranks):
-    """Two ranks, clocks seven seconds apart: the same 100 decisions, one collective each (report h9)."""
+    """Two ranks, clocks seven seconds apart: the same 100 decisions, one collective each (report h9).
+
+    Each evaluation takes one more, for the ranks to hear how it went.
+    """
     (first, collectives), (second, _) = ranks.run(decide_by_seconds, 100)
     assert first == second
-    assert 100 == collectives
+    assert 100 + len(first) == collectives
     gaps = [sum(1.0 + step % 3 for step in range(a + 1, b + 1)) for a, b in pairwise(first)]
     assert all(10 <= gap < 13 for gap in gaps)
 
@@ -372,9 +494,9 @@ def decide_by_steps(_, checks):
     return evaluated, collective.count() - count
 
 
-def test_steps_and_epochs_need_no_collective(ranks):
-    """Without seconds every rank decides alike by itself."""
-    assert [([2, 5, 8], 0)] * 2 == ranks.run(decide_by_steps, 10)
+def test_steps_and_epochs_are_decided_without_a_collective(ranks):
+    """Without seconds every rank decides alike by itself; only how an evaluation went is told."""
+    assert [([2, 5, 8], 3)] * 2 == ranks.run(decide_by_steps, 10)
 
 
 def resume_alone(rank, path, states):
@@ -410,5 +532,31 @@ def test_evaluation_metrics_and_tag_reach_the_same_commit(tmp_path):
     life.die()
     rows = [row for _, _, batch in RunReader(tmp_path).commits() for row in batch.to_pylist()]
     rewards = [(row["global_step"], row["tags"]) for row in rows if row["key"] == "eval-rollout/reward"]
-    assert [(1, '{"evaluation": 2}')] == rewards
+    assert [(1, '{"evaluation/2": 2}')] == rewards
     assert [0] == [attempt.number for attempt in RunDir.open(tmp_path).attempts()]
+
+
+def fail_alone(rank):
+    """Return what each rank did where the evaluation of step 2 fails on rank 1, and rank 1 has a gap."""
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=2), SPEC)
+    found = []
+    for step in range(6):
+
+        def evaluate(step=step):
+            if (rank, step) == (1, 1):
+                raise OSError("no disk")
+            return step + 1
+
+        try:
+            found.append(evaluator.evaluate(None if (rank, step) == (1, 5) else evaluate, 0, step, step))
+        except (OSError, eventlog.errors.PeerError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def test_an_evaluation_that_failed_on_one_rank_failed_on_all(ranks):
+    """All evaluate again together; a rank without a function keeps nobody waiting (report h9)."""
+    told = "PeerError: expected no failure in the evaluation, got rank 1: OSError: no disk"
+    first, second = ranks.run(fail_alone)
+    assert [None, told, 3, 4, None, 6] == first
+    assert [None, "OSError: no disk", 3, 4, None, None] == second

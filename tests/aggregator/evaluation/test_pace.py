@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.evaluation import AdaptiveEvaluator, EvaluatorConfig, Pace, advise_schedule
+from aggregator.evaluation.schedule import Position, Schedule
 from eventlog import errors
 from tests.gloo import run
 
@@ -23,14 +29,33 @@ SPEC = SimpleNamespace(total_train_epochs=1, steps_per_epoch=10_000, total_train
         (100_001, {}, None, 1),
         (500, {"total_steps": 5_001}, 501, None),
         (500, {"total_steps": 500}, 100, None),
-        (50_000, {"total_steps": 20_000}, 4000, 1),
-        (50_000, {"total_steps": 20_000, "steps_per_epoch": 900}, 4000, 5),
+        (50_000, {"total_steps": 20_000}, 4000, None),
+        (50_000, {"total_steps": 20_000, "steps_per_epoch": 900}, None, 5),
+        (50_000, {"total_steps": 3000, "steps_per_epoch": 100}, 1000, None),
+        (50_000, {"total_steps": 3000, "steps_per_epoch": 5000}, None, 1),
         (1_000_000, {"total_steps": 1000, "steps_per_epoch": 10}, None, 20),
     ],
 )
 def test_advice_goes_by_the_number_of_samples(samples, training, steps, epochs):
     """By size as the contract says, and never more often than every tenth or fifth of the training."""
     assert EvaluatorConfig(freq_steps=steps, freq_epochs=epochs) == advise_schedule(samples, **training)
+
+
+@given(st.integers(1, 200_000), st.integers(1, 5000), st.integers(1, 3000))
+def test_a_bounded_training_is_evaluated_as_often_as_advised(samples, total, per_epoch):
+    """Whatever falls due in it: ten times at most, from 10 000 samples on five (report a1)."""
+    advice = advise_schedule(samples, total_steps=total, steps_per_epoch=per_epoch)
+    schedule = Schedule(advice.freq_epochs, advice.freq_steps)
+    at = [Position(done // per_epoch, done) for done in range(total + 1)]
+    assert sum(itertools.starmap(schedule.due, itertools.pairwise(at))) <= (10 if samples < 10_000 else 5)
+
+
+def test_epochs_of_unknown_length_are_not_bounded():
+    """Where only epochs are left, how many steps they have must be said."""
+    with pytest.raises(
+        errors.EvaluationError, match="expected steps_per_epoch with total_steps for 500000 samples"
+    ):
+        advise_schedule(500_000, total_steps=3000)
 
 
 def test_no_samples_need_no_schedule():
@@ -85,6 +110,30 @@ def test_a_resumed_evaluator_keeps_its_pace():
     assert whole == before + steps_of(0, [0.5], state, first=100)[0]
     del state["pace"]
     assert 110 == steps_of(0, [0.5], state, first=100)[0][0]
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, torch.tensor, int, lambda v: np.array([v])[0]])
+def test_any_number_sets_the_pace(number):
+    """Numbers of numpy and torch are numbers: an evaluation that does not move is made ever more rarely."""
+    evaluator = AdaptiveEvaluator(EvaluatorConfig(), SPEC, metric="accuracy", pace=Pace(least=1, most=8))
+    due = [s + 1 for s in range(9) if evaluator.evaluate(lambda: {"accuracy": number(1)}, 0, s, s)]
+    assert ([1, 2, 4, 8], 8) == (due, evaluator.interval)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"acuracy": 1.0}, "expected the metric 'accuracy' among the results, got 'acuracy'"),
+        ({}, "expected the metric 'accuracy' among the results, got none"),
+        ({"accuracy": "high"}, "expected a number for the metric 'accuracy', got str 'high'"),
+        ({"accuracy": torch.zeros(2)}, "expected a number for the metric 'accuracy', got Tensor"),
+    ],
+)
+def test_results_without_the_metric_are_refused(result, text):
+    """A pace that cannot adapt says so, instead of never adapting."""
+    evaluator = AdaptiveEvaluator(EvaluatorConfig(), SPEC, metric="accuracy", pace=Pace(least=1, most=8))
+    with pytest.raises(errors.EvaluationError, match=text):
+        evaluator.evaluate(lambda: result, 0, 0, 0)
 
 
 def test_rank_0_sets_the_pace_for_all():

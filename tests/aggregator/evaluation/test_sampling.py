@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import eventlog
+from aggregator import open_run, stats_tracker
 from aggregator.evaluation import (
     compute_aggregated_metrics,
     evaluate_distributed,
@@ -45,7 +47,14 @@ def test_a_tenth_is_drawn_evenly(n, fraction):
     """Every fraction gives as many as it says, none of them twice."""
     chosen = ids(select(({"id": i} for i in range(n)), "sampled", fraction=fraction))
     assert len(set(chosen)) == len(chosen)
-    assert 0 <= len(chosen) - fraction * n < 1 + 1e-9
+    assert -1e-9 < len(chosen) - fraction * n < 1 + 1e-9
+
+
+def test_a_fraction_is_what_is_written():
+    """0.07 of 100 are 7, though 0.07 * 100 is a little more than 7; of mined ones too (report a1)."""
+    samples = [{"id": i} for i in range(100)]
+    assert 7 == len(select(samples, "sampled", fraction=0.07))
+    assert 7 == len(mined([SampleResult(str(i), {"a": 0.0}) for i in range(100)], samples, "a", share=0.07))
 
 
 def test_full_and_incremental():
@@ -53,6 +62,8 @@ def test_full_and_incremental():
     assert ids(SAMPLES) == ids(select([*SAMPLES, SAMPLES[3]]))
     seen = {f"q{i}" for i in range(90)}
     assert [f"q{i}" for i in range(90, 95)] == ids(select(SAMPLES, "incremental", seen=seen))
+    numbered = [{"id": i} for i in range(10)]
+    assert [8, 9] == ids(select(numbered, "incremental", seen={sample["id"] for sample in numbered[:8]}))
 
 
 def test_what_is_no_mode_or_fraction_is_refused():
@@ -129,10 +140,10 @@ def test_an_integer_and_its_text_are_not_two_ids():
 
 
 def test_perturbed_samples_have_ids_and_tags_of_their_own():
-    """Copies are told apart, know their origin, and are the same whenever they are made."""
+    """Copies are told apart by ids that name their origin, and are the same whenever they are made."""
     made = perturbed(SAMPLES[:2], typos("prompt", rate=0.5), name="typos", copies=2)
     assert ["q0~typos", "q0~typos~1", "q1~typos", "q1~typos~1"] == ids(made)
-    assert {"perturbation": "typos", "origin": "q0"} == made[0]["tags"]
+    assert {"perturbation": "typos"} == made[0]["tags"]
     assert (
         made == perturbed(SAMPLES[:2][::-1], typos("prompt", rate=0.5), name="typos", copies=2)[2:] + made[2:]
     )
@@ -145,7 +156,7 @@ def test_any_generator_may_make_hard_examples():
     whole = perturbed(
         [Item(1, "a", {"kind": "x"})], lambda s, _: Item(0, s.prompt * 3), name="long", sample_id="uid"
     )
-    assert [Item("1~long", "aaa", {"kind": "x", "perturbation": "long", "origin": "1"})] == whole
+    assert [Item("1~long", "aaa", {"kind": "x", "perturbation": "long"})] == whole
     part = perturbed([Item(1, "a")], lambda *_: {"prompt": "b"}, name="other", sample_id="uid")
     assert "b" == part[0].prompt
     with pytest.raises(
@@ -164,6 +175,19 @@ def test_perturbations_are_slices_of_the_result():
     )
 
 
+def test_perturbed_samples_are_recorded_together(tmp_path):
+    """However many there are they are one record a metric, not one a sample (report v1)."""
+    eventlog.start(tmp_path / "run")
+    evaluate_distributed(lambda _: 1.0, perturbed(SAMPLES, typos("prompt"), name="typos"))
+    eventlog.current().commit(0, 0, 0, [stats_tracker.export_all()])
+    eventlog.stop()
+    with open_run(tmp_path / "run") as run:
+        records = run.sql("select count(*) as n from records where key = 'eval-rollout/score'").to_pylist()
+        samples = run.sql("select count(*) as n from samples where tags like '%typos%'").to_pylist()
+    assert [{"n": 1}] == records
+    assert [{"n": len(SAMPLES)}] == samples
+
+
 def test_the_hardest_samples_are_mined():
     """The share with the lowest value, NaN first, ties by id; the highest where more is worse."""
     values = {"q0": 0.5, "q1": 0.1, "q2": float("nan"), "q3": 0.1, "q4": 0.9}
@@ -173,3 +197,8 @@ def test_the_hardest_samples_are_mined():
     assert ["q2", "q4"] == ids(mined(results, SAMPLES, "accuracy", share=0.4, highest=True))
     with pytest.raises(errors.EvaluationError, match="expected a share above 0 and at most 1, got 2"):
         mined(results, SAMPLES, "accuracy", share=2)
+    with pytest.raises(
+        errors.EvaluationError, match="expected the metric 'acuracy' among the results, got 'acc"
+    ):
+        mined(results, SAMPLES, "acuracy")
+    assert [] == mined([], SAMPLES, "accuracy")

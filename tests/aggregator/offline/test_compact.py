@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator import compact, merge_runs, open_run
-from eventlog import RunReader, encode, errors, read_json, schema, verify
+from eventlog import RunReader, encode, errors, read_json, schema, verify, write_json
 from tests.answers import answers
 from tests.runs import RunBuilder
 from tests.storage import flip, settle
@@ -161,14 +162,14 @@ def test_a_live_run_is_compacted_again_and_again(tmp_path):
         for end in range(3, 6):
             window(ranks[0], 99)  # a window that nobody has drained yet is nobody's business
             for producer in ranks:
-                producer.writer.flush(10)
+                assert producer.writer.flush(100)
             before = settled(answers(path))
             made = compact(path, part_bytes=40_000, workers=1)
             assert before == settled(answers(path))
             assert made.written >= 1
             more(run, ranks, end - 1, end)
             for producer in ranks:
-                producer.writer.flush(10)
+                assert producer.writer.flush(100)
             with open_run(path) as session:
                 assert list(range(end)) == session.metrics("hits")["step"].to_pylist()
     before = answers(path)
@@ -266,6 +267,17 @@ def test_damaged_tables_are_not_used(path, before, table, damage):
         assert [True] == ["is not used" in note and victim.name in note for note in after["problems"]]
 
 
+def test_a_part_that_is_replaced_meanwhile_is_no_problem(path):
+    """A session that finds tables gone, and with them what names them, reads the frames and says nothing."""
+    with open_run(path) as session:
+        before = session.percentiles("x", 0.5).to_pydict(), session.problems
+    compact(path, workers=1)
+    with open_run(path) as session:
+        for part in (path / "tables").iterdir():
+            part.unlink()
+        assert str(before) == str((session.percentiles("x", 0.5).to_pydict(), session.problems))
+
+
 def test_every_flipped_byte_of_a_table_is_found(path):
     """Heads, footers, values: whatever byte is wrong, the frames answer."""
     compact(path, workers=1)
@@ -324,13 +336,39 @@ def test_dropping_sources(path, before):
     reader.sessions()
     assert [] == reader.problems
     with pytest.raises(errors.QueryError, match="got one whose values are in tables alone"):
-        merge_runs(path.with_name("merged"), path, path.with_name("other"))
+        merge_runs(path.with_name("merged"), path, path)
     again = compact(path, drop_sources=True, part_bytes=SMALL, workers=1)
     assert (0, made.parts) == (again.written, again.parts)
     assert before == answers(path)
     victim = min((path / "tables").glob("*.payload.parquet"))
     flip(victim, 100)
     assert [True] == ["is not used" in note for note in answers(path)["problems"]]
+
+
+def test_each_dropped_source_has_a_mark_of_its_own(path, before):
+    """Dropped streams are no damage whoever drops others at the same time; one lost mark costs one stream."""
+    payload = {p.name for p in path.glob("events/*/*.payload.*.arrows")}
+    compact(path, part_bytes=SMALL, workers=1)
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: compact(path, drop_sources=True, workers=1), range(3)))
+    assert [[]] * 3 == [one.problems for one in made]
+    marks = list((path / "tables" / "moved").iterdir())
+    assert payload == {mark.stem for mark in marks}
+    assert before == answers(path)
+    assert verify(path).clean
+    marks[0].unlink()
+    problems = [problem for file in verify(path).files for problem in file.problems]
+    assert [True] == [marks[0].stem in problem for problem in problems]
+
+
+def test_what_older_compactions_noted_is_known(path, before):
+    """The list of dropped streams that was kept in one file is still read."""
+    compact(path, drop_sources=True, workers=1)
+    marks = path / "tables" / "moved"
+    write_json(path / "tables" / "moved.json", {"streams": [mark.stem for mark in marks.iterdir()]})
+    shutil.rmtree(marks)
+    assert before == answers(path)
+    assert verify(path).clean
 
 
 def test_sources_that_no_table_holds_stay(path, before):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from aggregator.offline import export
 from eventlog import errors
 from tests.runs import RunBuilder
 
@@ -137,8 +138,12 @@ def test_tables_go_to_pandas_and_polars(session):
         ("m.xlsx", {}, r"expected a file ending in .parquet, .*, or a format, got .*m.xlsx"),
         ("m.csv", {"format": "excel"}, "expected a format of parquet, arrow, csv, jsonl, got 'excel'"),
         ("m.csv", {"view": "metric"}, "expected a view, got 'metric'; near: 'metrics'"),
-        ("m.csv", {"keys": "y"}, "expected a committed metric, got 'y'; near: "),
-        ("m.csv", {"keys": "y", "view": "records"}, "expected a key in records, got 'y'; near: "),
+        ("m.csv", {"keys": "y"}, "expected a committed metric, got 'y'; there are 8, none of them near"),
+        (
+            "m.csv",
+            {"keys": "y", "view": "records"},
+            "expected a key in records, got 'y'; there are 4, none of them near",
+        ),
         ("m.csv", {"keys": "y", "view": "windows"}, "expected a view with a column key, got 'windows'"),
         ("m.csv", {"wide": True, "view": "records"}, "expected wide and source for the view metrics only"),
         ("none/m.csv", {}, "expected a file in a directory that exists, got .*none/m.csv"),
@@ -177,6 +182,23 @@ def test_a_failed_export_leaves_the_old_file(run, tmp_path):
         run.open().export(path, view="scalars")
     assert "old" == path.read_text()
     assert [path.name, "run"] == sorted(p.name for p in tmp_path.iterdir())
+
+
+def test_two_exports_to_one_file_do_not_meet(tmp_path):
+    """One that is made while another goes on has a file of its own; the last to end is there, whole."""
+    path, schema = tmp_path / "out.jsonl", pa.schema({"x": pa.int64()})
+
+    def of(numbers, meanwhile=lambda: None):
+        def batches():
+            for number in numbers:
+                yield pa.record_batch({"x": [number]}, schema)
+                meanwhile()
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
+
+    export.write(of([1, 2, 3], lambda: export.write(of([7]), path, "jsonl")), path, "jsonl")
+    assert [1, 2, 3] == [json.loads(line)["x"] for line in path.read_text().splitlines()]
+    assert [path] == list(tmp_path.iterdir())
 
 
 def test_large_views_are_written_a_part_at_a_time(session, tmp_path, monkeypatch):

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from aggregator import open_run
 from aggregator.offline import unpacking
-from eventlog import errors
-from tests.runs import RunBuilder
+from eventlog import ReduceType, Spread, errors
+from tests.runs import RunBuilder, two_attempts
 
 
 def commit(run, ranks, step):
@@ -131,24 +132,16 @@ def test_macros_have_a_run_column_for_several_runs(run, tmp_path):
 
 def test_superseded_rows_are_left_out(run):
     """What a later attempt did again counts only when all attempts are asked for."""
-    from aggregator import open_run
-
-    for attempt, steps in enumerate([range(3), range(2, 4)]):
-        leader = run.producer("actor", 0, attempt=attempt, started=100 * attempt)
-        for step in steps:
-            leader.tracker().scalar({"x": 10.0 * attempt + step})
-            run.export(leader, time=100 * attempt + step)
-            leader.commit(
-                step, {}, time=100 * attempt + step + 0.5, leader=True, restored=1 if attempt else None
-            )
-    run.close()
+    two_attempts(run)
     with open_run(run.path) as latest, open_run(run.path, attempts="all") as every:
-        assert [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)] == rows(
+        assert [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)] == rows(
             latest, "select step, value from percentile('x', 0.5)"
         )
-        assert [0.0, 1.0, 12.0, 13.0] == [row[0] for row in rows(latest, "select avg from by_rank('x')")]
-        assert 5 == len(rows(every, "from by_rank('x')"))
-        assert 5 == sum(row[-2] for row in rows(every, "from percentile('x', 0.5)"))
+        assert [0.0, 1.0, 12.0, 13.0, 14.0] == [
+            row[0] for row in rows(latest, "select avg from by_rank('x')")
+        ]
+        assert 7 == len(rows(every, "from by_rank('x')"))
+        assert 7 == sum(row[-2] for row in rows(every, "from percentile('x', 0.5)"))
 
 
 def test_macros_are_documented(trained):
@@ -175,16 +168,112 @@ def test_unknown_keys_and_quantiles_are_refused(trained):
         session.sql("from histogram('x', 0)")
 
 
-def test_bins_between_unknown_ends(trained):
-    """DuckDB may make the bins of a key before it says that it does not know the key."""
+def test_bins_between_unknown_ends():
+    """Where no value is finite there are bins all the same."""
     none, bins = pa.chunked_array([pa.array([None], pa.float64())]), pa.chunked_array([[2]])
     assert [[0.0, 0.5, 1.0]] == unpacking.edges(none, none, bins).to_pylist()
     nothing = pa.chunked_array([pa.array([None], pa.list_(pa.float64()))])
     assert [[0, 0]] == unpacking.counts(nothing, none, none, bins).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("histogram('y', 0)", "expected a recorded key, got 'y'"),
+        ("percentile('y', 2)", "expected a recorded key, got 'y'"),
+        ("histogram('m', 0)", "expected a key with values, got the mask 'm'"),
+        ("percentile('m', 2)", "expected a key with values, got the mask 'm'"),
+        ("percentile(null, 0.5)", "expected a recorded key, got null"),
+        ("histogram(null, 5)", "expected a recorded key, got null"),
+        ("by_sequence(null)", "expected a recorded key, got null"),
+        ("by_rank(null)", "expected a recorded key, got null"),
+        ("by_sequence('c')", "expected a key recorded under a mask, which has sequences, got 'c'"),
+        ("histogram('x', null)", "expected at least one bin, got None"),
+        ("percentile('x', null)", "expected percentiles from 0 to 1, got None"),
+    ],
+)
+def test_of_two_errors_the_key_s_comes_first(trained, call, said):
+    """What is wrong with the key is said, whatever else is wrong and whatever DuckDB works out first."""
     session, _ = trained
-    for _ in range(50):
-        with pytest.raises(errors.QueryError, match="expected a recorded key, got 'y'"):
-            session.sql("from histogram('y', 5)")
+    for _ in range(20):
+        with pytest.raises(errors.QueryError, match=said):
+            session.sql(f"from {call}")
+
+
+def test_shares_are_counted_as_their_number_is(run):
+    """Parts of one number on several ranks are summed, and are as many numbers as each rank holds parts."""
+    ranks = [run.producer("actor", rank, world="w", world_size=2) for rank in range(2)]
+    for step in range(2):
+        for producer in ranks:
+            producer.tracker().declare(["x", "s"], Spread.SHARES)
+            producer.tracker().denominator({"n": np.ones(2, bool)})
+            producer.tracker().stat(
+                "n", {"x": np.array([1.0, 2.0]) + producer.rank}, reduce_type=ReduceType.AVG
+            )
+            producer.tracker().scalar({"s": 0.5 + producer.rank + step})
+        commit(run, ranks, step)
+    session = run.open()
+    metrics = {(row["step"], row["key"]): row["value"] for row in session.metrics().to_pylist()}
+    for key in "xs":
+        found = session.reduce(key, ["avg", "sum", "count"]).to_pylist()
+        assert [metrics[step, key] for step in range(2)] == [row["avg"] for row in found]
+        (whole,) = session.reduce(key, ["avg", "sum", "count"], by=[]).to_pylist()
+        assert whole == {
+            "avg": whole["sum"] / whole["count"],
+            "sum": sum(r["sum"] for r in found),
+            "count": sum(r["count"] for r in found),
+        }
+        beside = session.reduce([key, "n"], ["avg", "max", "std", "median"]).to_pylist()
+        assert {(key, True), ("n", False)} == {
+            (row["key"], row["max"] is row["std"] is row["median"] is None) for row in beside
+        }
+    assert [2, 2] == session.reduce("x", "count")["count"].to_pylist()
+    assert [(0, 1.5), (1, 2.5)] == [
+        (r["rank"], r["avg"]) for r in session.reduce("x", ["avg", "max"], by="rank").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda s: s.reduce("s", ["avg", "max"]),
+        lambda s: s.reduce("s", "std", by=[]),
+        lambda s: s.reduce("s", "p99"),
+        lambda s: s.percentiles("s", 0.5),
+        lambda s: s.histogram("s", 5),
+        lambda s: s.histogram("*", "log"),
+        lambda s: s.correlation("s", "s"),
+        lambda s: s.sql("from percentile('s', 0.5)"),
+        lambda s: s.sql("from histogram('s', 5)"),
+    ],
+    ids=range(9),
+)
+def test_shares_have_no_extremes_and_quantiles(run, ask):
+    """What parts of numbers say nothing of is refused, pooled in any way."""
+    leader = run.producer()
+    leader.tracker().declare(["s"], Spread.SHARES)
+    leader.tracker().scalar({"s": 1.0, "t": 2.0})
+    commit(run, [leader], 0)
+    with pytest.raises(errors.UnansweredError, match="whose values are shares of one number"):
+        ask(run.open())
+
+
+def test_sequences_packed_in_few_elements_are_no_samples(run):
+    """A value belongs to a sample where each element is one, not where as many lie packed in them."""
+    leader = run.producer()
+    tracker = leader.tracker()
+    ids = {"sample_ids": ["a", "b"]}
+    tracker.denominator({"packed": np.ones(2, bool)}, about={"cu_seqlens": np.array([0, 2, 2]), **ids})
+    tracker.stat("packed", {"p": np.array([1.0, 5.0])})
+    tracker.denominator({"single": np.ones(2, bool)}, about={"cu_seqlens": np.array([0, 1, 2]), **ids})
+    tracker.stat("single", {"s": np.array([1.0, 5.0])})
+    tracker.denominator({"flat": np.array([True, False])}, about=ids)
+    tracker.stat("flat", {"f": np.array([1.0, 5.0])})
+    tracker.denominator({"deep": np.array([[False], [True]])}, about=ids)
+    tracker.stat("deep", {"d": np.array([[1.0], [5.0]])})
+    commit(run, [leader], 0)
+    found = rows(run.open(), "select key, sample_id, value from samples order by all")
+    assert [("d", "b", 5.0), ("f", "a", 1.0), ("s", "a", 1.0), ("s", "b", 5.0)] == found
 
 
 def test_histograms_of_nothing_finite(run):
@@ -228,8 +317,6 @@ def test_a_mask_has_no_values(trained, call):
 
 def test_values_that_are_not_kept_are_counted(run):
     """A step whose payload is gone is there, and says how many values are missing, as in Python."""
-    from aggregator import open_run
-
     ranks = [run.producer("actor", rank, world="w", world_size=2) for rank in range(2)]
     for step in range(2):
         for producer in ranks[: 2 - step]:

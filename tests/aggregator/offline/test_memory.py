@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -60,6 +61,28 @@ def test_answers_do_not_depend_on_the_limit(small, monkeypatch, ask):
             assert whole.to_pydict() == ask(session).to_pydict()
 
 
+def test_a_payload_that_is_not_there_is_told_at_any_size(run, tmp_path, monkeypatch):
+    """Of a large run whose payload was off the views are no more empty than of a small one."""
+    from aggregator.offline import memory
+
+    leader = run.producer(payload=False)
+    leader.tracker().denominator({"m": np.ones(4, bool)})
+    leader.tracker().stat("m", {"x": np.arange(4.0)})
+    leader.commit(0, run.export(leader, time=1), time=2, leader=True)
+    monkeypatch.setattr(memory, "_HELD", 0)
+    session = run.open()
+    for query in (
+        "from tensors",
+        "from percentile('x', 0.5)",
+        "from histogram('x', 2)",
+        "from by_sequence('x')",
+    ):
+        with pytest.raises(errors.UnansweredError, match="the payload was off or pruned"):
+            session.sql(query)
+    with pytest.raises(errors.UnansweredError, match="the payload was off or pruned"):
+        session.export(tmp_path / "t.csv", view="tensors")
+
+
 def test_limits_are_sizes(small):
     """Bytes, or a number and a unit; anything else is refused."""
     for limit in ("256MB", "256 MiB", "0.5GB", 200_000_000, "200000000"):
@@ -85,6 +108,8 @@ def test_the_environment_is_asked_too(small, monkeypatch, tmp_path):
     monkeypatch.setenv("AREAL_METRICS_SPILL", str(tmp_path / "none"))
     with pytest.raises(errors.QueryError, match=r"expected a directory to spill to, got .*none"):
         open_run(small)
+    with pytest.raises(errors.QueryError, match="expected a directory to spill to, got 5"):
+        open_run(small, spill=5)
 
 
 def test_what_needs_no_query_spills_nothing(small, tmp_path):
@@ -97,6 +122,33 @@ def test_what_needs_no_query_spills_nothing(small, tmp_path):
         assert session.sql("select 1").num_rows
         assert 1 == len(list(spill.iterdir()))
     assert [] == list(spill.iterdir())
+
+
+def test_a_session_that_nobody_closes_leaves_nothing(small, tmp_path):
+    """Forgotten, or alive when the process ends, a session takes its spill directory with it."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    session = open_run(small, spill=spill)
+    assert session.sql("select 1").num_rows
+    assert 1 == len(list(spill.iterdir()))
+    del session
+    gc.collect()
+    assert [] == list(spill.iterdir())
+    code = (
+        "import sys; from aggregator import open_run; s = open_run(sys.argv[1], spill=sys.argv[2]); s.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(small), str(spill)], cwd=ROOT, check=True)
+    assert [] == list(spill.iterdir())
+
+
+def test_a_small_limit_is_for_few_threads(small):
+    """Every thread needs memory of its own: there are no more of them than the limit is enough for."""
+    setting = "select current_setting('threads') as n"
+    with open_run(small, memory_limit="64MiB") as session:
+        assert [2] == session.sql(setting)["n"].to_pylist()
+    with open_run(small) as session, open_run(small, memory_limit="1TiB") as large:
+        (usual,) = session.sql(setting)["n"].to_pylist()
+        assert [max(2, usual)] == large.sql(setting)["n"].to_pylist()
 
 
 SORT = "select count(*) as n from (select distinct range * 7919 % 8000009 as v from range(3000000))"

@@ -357,6 +357,18 @@ def test_keys_in_conditions_may_be_quoted(run):
     assert [2.0] == run.open().reduce("x", where=f'"{quoted}" > 0')["avg"].to_pylist()
 
 
+@pytest.mark.parametrize("scale", [1e-200, 5e-322, 1e200, 1e307])
+def test_a_correlation_has_no_scale(run, scale):
+    """Values whose squares float64 does not know are correlated as others are."""
+    leader = run.producer()
+    leader.tracker().denominator({"m": np.ones(4, bool)})
+    x, y = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
+    leader.tracker().stat("m", {"x": x * scale, "y": -y / scale if scale > 1e-300 else -y})
+    leader.commit(0, run.export(leader, time=1), time=2, leader=True)
+    (found,) = run.open().correlation("x", "y")["correlation"].to_pylist()
+    assert -0.8 == pytest.approx(found, rel=1e-9)
+
+
 # -- correlation -----------------------------------------------------------------------------------------
 
 

@@ -182,12 +182,12 @@ def test_values_may_be_asked_while_the_run_goes_on(run):
     leader = run.producer()
     leader.tracker().scalar({"x": 1.0})
     leader.commit(0, run.export(leader, time=1), time=2, leader=True)
-    leader.writer.close()
+    assert leader.writer.close(100)
     with open_run(run.path) as session:
         late = run.producer("late")
         late.tracker().scalar({"x": 2.0})
         run.export(late, time=3)
-        late.writer.close()
+        assert late.writer.close(100)
         assert [{"value": 1.0}] == rows(session, "select value from scalars")
         assert [1.0] == session.percentiles("x", 0.5)["p50"].to_pylist()
 

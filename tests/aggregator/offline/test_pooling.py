@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aggregator import open_run
 from aggregator.offline.pooling import quantiles
 from eventlog import errors
-from tests.runs import RunBuilder
+from tests.runs import RunBuilder, two_attempts
 
 STATS = ["avg", "sum", "min", "max", "count", "nonfinite", "std", "var", "std_pop", "var_pop", "median"]
 values = st.floats(-(2.0**40), 2.0**40, width=32) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -166,6 +166,27 @@ def test_percentiles_have_a_column_each(session):
     assert (0.0, 3.5, 6.993, 7.0, 8, 0) == pytest.approx(tuple(table.to_pylist()[0].values())[1:])
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[0.3, 0.1 + 0.2], [1e17, 1e17], [-1.7e308, 1.7e308], [0.0, 5e-324], [0.1, math.nextafter(0.1, 1)]],
+    ids=str,
+)
+def test_any_values_have_a_histogram(run, values):
+    """Nearly equal, huge and tiny values lie in bins, the same in SQL and on an engine."""
+    leader = run.producer()
+    for step, value in enumerate(values):
+        leader.tracker().scalar({"x": value})
+        leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
+    session = run.open()
+    found = session.histogram("x").to_pylist()
+    assert 2 == sum(row["count"] for row in found)
+    assert found[0]["left"] <= values[0] <= values[1] <= found[-1]["right"]
+    listed = [(row["left"], row["right"], row["count"]) for row in found]
+    told = session.sql("select * from histogram('x')").to_pylist()
+    assert listed == [(row["left"], row["right"], row["count"]) for row in told]
+    assert found == run.open(engine="local", workers=1).histogram("x").to_pylist()
+
+
 def test_histograms_share_their_bins(session):
     """Equal bins from the least to the greatest value, the last one closed; counts add up."""
     table = session.histogram("x", bins=4, by="step")
@@ -242,15 +263,7 @@ def test_an_export_without_reset_counts_once_in_all_and_in_each_step(run):
 
 def test_later_attempts_win_here_too(run):
     """Superseded records are pooled only when all attempts are asked for."""
-    for attempt, steps in enumerate([range(4), range(2, 5)]):
-        leader = run.producer("actor", 0, attempt=attempt, started=100 * attempt)
-        for step in steps:
-            leader.tracker().scalar({"x": 10.0 * attempt + step})
-            run.export(leader, time=100 * attempt + step)
-            leader.commit(
-                step, {}, time=100 * attempt + step + 0.5, leader=True, restored=1 if attempt else None
-            )
-    run.close()
+    two_attempts(run)
     with open_run(run.path) as latest, open_run(run.path, attempts="all") as every:
         assert [0, 1, 12, 13, 14] == latest.reduce("x")["avg"].to_pylist()
         assert [0, 1, 12, 13, 14] == latest.reduce("x", by=["step", "rank"])["avg"].to_pylist()
@@ -278,10 +291,17 @@ def test_several_runs_are_kept_apart(run, tmp_path):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda s: s.reduce("y"), "expected a recorded key, got 'y'; near: 'n', 'x'"),
+        (lambda s: s.reduce("y"), "expected a recorded key, got 'y'; there are 2, none of them near"),
         (lambda s: s.reduce("x", "mode"), "expected statistics of avg, .*, median, p99 or 0.99, got 'mode'"),
-        (lambda s: s.reduce("x", by="hour"), "expected to group by any of step, .*, sequence, got 'hour'"),
+        (
+            lambda s: s.reduce("x", by="hour"),
+            "expected to group by any of step, .*, and tags, .*, got 'hour'",
+        ),
         (lambda s: s.percentiles("x", 99), "expected percentiles from 0 to 1, got 99"),
+        (lambda s: s.reduce("x", None), "expected statistics of avg, .*, got None"),
+        (lambda s: s.reduce("x", [["avg"]]), "expected statistics of avg, .*, got .*avg"),
+        (lambda s: s.reduce("x", where=5), "expected a condition as a text, got 5"),
+        (lambda s: s.reduce("X"), "expected a recorded key, got 'X'; near: 'x'"),
         (lambda s: s.percentiles("x", [0.5, math.nan]), "expected percentiles from 0 to 1, got nan"),
         (lambda s: s.histogram("x", 0), "expected at least one bin, got 0"),
         (lambda s: s.histogram("x", 10**9), "expected at most 1000000 bins, got 1000000000"),
@@ -303,11 +323,57 @@ def test_wrong_questions_get_right_errors(session, ask, message):
 
 
 def test_values_that_belong_to_no_step_are_said(run):
-    """A run nobody committed has no steps to pool by: the error says so."""
+    """A run nobody committed has no steps to pool by: the errors say so, and what to do."""
     leader = run.producer()
-    leader.tracker().scalar({"x": 1.0})
-    run.export(leader, time=1)
-    with pytest.raises(
-        errors.QueryError, match="expected values of 'x' at some step, got none: its windows are unbound"
-    ):
-        run.open().reduce("x")
+    for time in range(2):
+        leader.tracker().scalar({"x": 1.0})
+        run.export(leader, time=time)
+    session = run.open()
+    for by in ("step", "rank"):
+        with pytest.raises(
+            errors.UnansweredError,
+            match=r"^expected values of 'x' at some step, got 2 windows without a step \(commit what",
+        ):
+            session.reduce("x", by=by)
+    with pytest.raises(errors.UnansweredError, match=r"^expected committed metrics, got none: a StatsLogger"):
+        session.metrics("x")
+    assert 0 == session.metrics().num_rows
+
+
+def test_what_windows_lack_is_told_one_by_one(run):
+    """Incomplete, superseded, exported in vain: each is counted, with what to do about it."""
+    old, new = (run.producer("actor", 0, attempt=a, world=f"w{a}", started=100 * a) for a in range(2))
+    for time, lost in enumerate([(), (0,)]):
+        old.tracker().scalar({"x": 1.0})
+        old.tracker().scalar({"y": 1.0})
+        run.export(old, time=time, lose=lost)
+        old.commit(5 + time, time=time + 0.5, leader=True)
+    old.tracker().scalar({"x": 1.0})
+    old.drain(time=5)
+    old.note_export(time=5, step=3, outcome="PeerError")
+    new.tracker().scalar({"z": 1.0})
+    run.export(new, time=200)
+    new.commit(4, time=201, leader=True, restored=3)
+    session = run.open()
+    with pytest.raises(errors.UnansweredError) as caught:
+        session.reduce("x")
+    said = str(caught.value)
+    assert "1 window superseded (a later attempt tells these steps: see attempts='all')" in said
+    assert "1 window in no export that counts (it failed, or was of one rank beside the leader" in said
+    assert "without a step" not in said
+    assert [3] == session.reduce("x", by=["step", "rank"])["step"].to_pylist()
+
+
+def test_steps_that_were_not_asked_for_are_told(run):
+    """Where there are values, but of other steps than between the bounds, the error says of which."""
+    leader = run.producer()
+    for step in range(2, 5):
+        leader.tracker().scalar({"x": 1.0})
+        run.export(leader, time=step)
+        leader.commit(step, time=step + 0.5, leader=True)
+    for by in ("step", "rank"):
+        with pytest.raises(
+            errors.UnansweredError,
+            match=r"^expected values of 'x' since 7 and until 9, got some of steps 2 to 4 alone$",
+        ):
+            run.open().reduce("x", since=7, until=9, by=by)

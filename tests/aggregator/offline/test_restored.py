@@ -84,9 +84,9 @@ def test_a_damaged_frame_that_a_table_has_comes_back(run, whole, tmp_path):
 
 
 def test_tables_without_a_note_of_it_are_used_too(run, whole, tmp_path):
-    """Where the note of what was moved is lost, the tables still hold the values."""
+    """Where the marks of what was moved are lost, the tables still hold the values."""
     compact(run, drop_sources=True, workers=1)
-    (run / "tables" / "moved.json").unlink()
+    shutil.rmtree(run / "tables" / "moved")
     done = recover(run, tmp_path / "saved")
     assert done.complete
     assert values(whole) == values(done.into)

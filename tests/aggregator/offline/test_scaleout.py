@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from eventlog import errors
 from tests import dying
 from tests.answers import answers
 from tests.runs import RunBuilder
+from tests.storage import flip
 
 from .test_compact import SMALL, group, more, record
 
@@ -61,6 +63,66 @@ def test_what_is_not_kept_is_counted(tmp_path):
     for data in path.glob("events/actor-0/*.payload.*.arrows"):
         data.unlink()
     assert answers(path) == answers(path, engine="local", workers=1)
+
+
+def test_damage_that_workers_find_is_told(tmp_path):
+    """What could not be read is a problem of the session, whoever read it."""
+    path = record(tmp_path / "run")
+    for data in path.glob("events/*/*.payload.*.arrows"):
+        flip(data, data.stat().st_size * 2 // 3)
+    with open_run(path) as session:
+        whole = str(session.reduce("*", "std").to_pydict())
+        said = session.problems
+    assert len(said) == len([line for line in said if "expected checksum" in line]) > 0
+    for _ in range(2):
+        scaleout._histories.cache_clear()
+        with open_run(path, engine="local", workers=1) as session:
+            assert whole == str(session.reduce("*", "std").to_pydict())
+            assert sorted(said) == sorted(session.problems)
+
+
+def test_two_sessions_that_ask_the_same(tmp_path, monkeypatch):
+    """The one that is done first clears its answers away under the other, which answers all the same."""
+    path = record(tmp_path / "run")
+    with open_run(path) as session:
+        whole = str(session.reduce("x", "std").to_pydict())
+
+    class Cleared(scaleout.NewFile):
+        def write(self, data):
+            shutil.rmtree(path / "tables" / "answers")
+            return super().write(data)
+
+    monkeypatch.setattr(scaleout, "NewFile", Cleared)
+    with open_run(path, engine="local", workers=1) as session:
+        assert whole == str(session.reduce("x", "std").to_pydict())
+
+
+SCRIPT = """
+import sys
+from aggregator import compact, open_run
+
+print("the script runs")
+print("compacted", compact(sys.argv[1], part_bytes=int(sys.argv[2]), workers=2).parts)
+with open_run(sys.argv[1], engine="local", workers=2) as session:
+    print("answered", session.reduce("x", "std").num_rows)
+assert __file__ == sys.argv[0]
+"""
+
+
+@pytest.mark.long
+def test_a_script_needs_no_guard(tmp_path):
+    """Workers do not run the script that starts them: it may ask at its top level, as an example does."""
+    path = record(tmp_path / "run")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), str(path), str(SMALL)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert 0 == done.returncode, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert "the script runs" == first
+    assert int(second.removeprefix("compacted ")) > 1
+    assert "answered 9" == third
 
 
 ASKED = """
@@ -114,20 +176,20 @@ def test_a_run_that_grows_meanwhile(tmp_path):
     with RunBuilder(tmp_path / "run") as run:
         ranks = group(run, 0, 0, 4)
         for producer in ranks:
-            producer.writer.flush(10)
+            assert producer.writer.flush(100)
         scaleout._histories.cache_clear()
         with open_run(run.path, engine="local", workers=1) as session:
             before = str(session.reduce("x", ["std"], by=["step", "rank"]).to_pydict())
             more(run, ranks, 4, 6)
             for producer in ranks:
-                producer.writer.flush(10)
+                assert producer.writer.flush(100)
             scaleout._histories.cache_clear()
             assert before == str(
                 session.reduce("x", ["std"], by=["step", "rank"]).to_pydict()
             )  # its steps are as they were
             more(run, ranks, 3, 4)
             for producer in ranks:
-                producer.writer.flush(10)
+                assert producer.writer.flush(100)
             scaleout._histories.cache_clear()
             with pytest.raises(
                 errors.QueryError, match=r"expected steps . to 3 as they were when the run was"
@@ -163,8 +225,11 @@ def test_wrong_engines_are_refused(tmp_path):
     """An unknown engine, no workers."""
     with pytest.raises(errors.QueryError, match="expected engine to be local or ray, got 'dask'"):
         open_run(record(tmp_path / "run"), engine="dask")
-    with pytest.raises(errors.QueryError, match="expected at least one worker, got 0"):
-        compact(tmp_path / "run", workers=0)
+    for workers in (0, "2", True):
+        with pytest.raises(errors.QueryError, match="expected at least one worker, got "):
+            compact(tmp_path / "run", workers=workers)
+    with pytest.raises(errors.QueryError, match="expected workers of an engine, got 2 and no engine"):
+        open_run(tmp_path / "run", workers=2)
 
 
 def test_without_ray_the_extra_is_named(tmp_path):

@@ -229,6 +229,19 @@ def test_a_pivot_is_a_question_too(trained):
         "explain create table x as select 1",
         "explain (format json) create table x as select 1",
         "/* careful */ explain analyze create table x as select 1",
+        "create table x as pivot metrics on key using first(value) group by step",
+        "create or replace view main.metrics as pivot commits on key in ('a') using first(value)",
+        "create temp view metrics as pivot commits on key in ('a') using first(value)",
+        "with x as (pivot metrics on key using count(*)) insert into records from x",
+        "--explain (\nexplain analyze create or replace view main.metrics as select 42 /*) x\nselect 1 --*/",
+        "--explain (\nexplain analyze drop view main.keys /*) x\nselect 1 --*/",
+        "explain (analyze) create temp table x as select 1",
+        "explain analyze (format json) drop view main.keys",
+        "begin",
+        "commit",
+        "prepare x as select 1",
+        "set variable x = 1",
+        "use log",
     ],
 )
 def test_a_session_only_reads(run, tmp_path, query):
@@ -240,6 +253,38 @@ def test_a_session_only_reads(run, tmp_path, query):
     ):
         session.sql(query.format(path=path))
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "with x as (copy (select 1) to '{spill}/x.csv') from x",
+        "with x as materialized (copy (select 1) to '{spill}/x.csv') select 1",
+        "with x as (copy (select 1) to '{spill}/x.csv') pivot metrics on key using count(*)",
+        "explain analyze with x as (copy (select 1) to '{spill}/x.csv') from x",
+        "from (with x as (copy (select 1) to '{spill}/x.csv') from x)",
+        "with x as (\u00a0copy (select 1) to '{spill}/x.csv') pivot metrics on key using count(*)",
+        "copy (pivot metrics on key using first(value) group by step) to '{spill}/x.csv'",
+        "explain analyze copy (pivot metrics on key using first(value) group by step) to '{spill}/x.csv'",
+        "from query('with x as (copy (select 1) to ''{spill}/x.csv'') pivot metrics on key using count(*)')",
+        "create view x as pivot metrics on key using first(value)",
+        "select 1) as a, (with x as (copy (select 1) to '{spill}/x.csv') from x",
+        "from query('with x as (copy (select 1) to ''{spill}/x.csv'') from x')",
+        "with x as (insert into log.records select * from records) select 1",
+        "from force_checkpoint()",
+        "from enable_logging(storage='file', storage_path='{spill}/log.csv')",
+        "from enable_profiling(save_location='{spill}/profile.json')",
+    ],
+)
+def test_nothing_that_is_part_of_a_query_writes(run, tmp_path, query):
+    """What writes inside a query that reads is refused too, even to the one directory that DuckDB may use."""
+    session = run.open(spill=tmp_path)
+    (spill,) = session.sql("select current_setting('temp_directory') as spill")["spill"].to_pylist()
+    before = session.schema()
+    with pytest.raises(errors.QueryError):
+        session.sql(query.format(spill=spill))
+    assert before.equals(session.schema())
+    assert [] == [path.name for path in tmp_path.glob("areal-metrics-*/*")]
 
 
 @pytest.mark.parametrize(
@@ -265,16 +310,71 @@ def test_a_session_reaches_nothing_besides_the_run(run, tmp_path, query):
 def test_plans_are_answered(run):
     """EXPLAIN of a question is one, in all its forms."""
     session = run.open()
-    for form in ("explain", "EXPLAIN ANALYZE", "explain (format json)"):
+    for form in (
+        "explain",
+        "EXPLAIN ANALYZE",
+        "explain (format json)",
+        "explain (analyze, format json)",
+        "-- why\nexplain",
+        "/* so */ explain /* slow */ analyze -- ?\n",
+    ):
         assert session.sql(f"{form} select count(*) from tensors").num_rows
+
+
+def test_a_query_in_a_text_is_no_way_out(run, tmp_path):
+    """What executes a text is refused if the text says what the query itself may not, however it is spelt."""
+
+    def quoted(text: str, at: int = 0) -> str:
+        halves = (text[:at], text[at:])
+        return " || ".join("'" + half.replace("'", "''") + "'" for half in halves if half)
+
+    session = run.open(spill=tmp_path)
+    (spill,) = session.sql("select current_setting('temp_directory') as spill")["spill"].to_pylist()
+    copies = f"with x as (copy (select 1) to '{spill}/x.csv') from x"
+    executes = f"from json_execute_serialized_sql(json_serialize_sql({quoted(copies)}))"
+    escaped = r"\x5fexecute"
+    for query in (
+        executes,
+        f"from query({quoted(executes, 12)})",
+        f"from query(e{quoted(executes).replace('_execute', escaped)})",
+        f"from system.main.query({quoted(executes, 12)})",
+        f"from query({quoted(f'from system.query({quoted(executes, 12)})', 8)})",
+    ):
+        with pytest.raises(errors.QueryError, match="expected a query "):
+            session.sql(query)
+        assert [] == [path.name for path in tmp_path.glob("areal-metrics-*/*")]
+
+
+@pytest.mark.parametrize("query", [5, None, b"select 1", "select '\ud800'"])
+def test_a_query_is_a_text(run, query):
+    """What is no text, or none that can be written, is told apart from a query that DuckDB refuses."""
+    with pytest.raises(errors.QueryError, match="expected a query as a text, got "):
+        run.open().sql(query)
 
 
 def test_two_statements_are_refused(run):
     """One question at a time."""
     with pytest.raises(errors.QueryError, match="expected one statement, got 2"):
         run.open().sql("select 1; select 2")
-    with pytest.raises(errors.QueryError, match="expected one statement, got 0"):
-        run.open().sql(" ")
+    for nothing in (" ", ";", "-- why", "/* so */;"):
+        with pytest.raises(errors.QueryError, match="expected one statement, got 0"):
+            run.open().sql(nothing)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select count(*) as n from metrics;",
+        "select count(*) as n from metrics ; -- all",
+        "(select count(*) as n from metrics)",
+        "select count(*) as n, 'über alle ❄❄❄❄❄❄❄❄' as \"größe\" from/**/metrics",
+        "with a as (select 'é' as e, * from metrics) select count(*) as n from a -- )",
+    ],
+)
+def test_queries_are_answered_whatever_stands_around_them(run, query):
+    """Comments, semicolons, parentheses and letters beyond ASCII change nothing in what is answered."""
+    run.producer().commit(0, {"x": 1.0}, leader=True)
+    assert [1] == run.open().sql(query)["n"].to_pylist()
 
 
 def test_unknown_views_and_columns_are_explained(run):
@@ -357,8 +457,8 @@ def test_readers_and_a_writer_do_not_meet(run):
     for step in range(40):
         leader.tracker().scalar({"x": float(step)})
         leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
-        assert leader.writer.flush(30)
-    leader.writer.close()
+        assert leader.writer.flush(100)
+    assert leader.writer.close(100)
     done.set()
     for reader in readers:
         reader.join()
@@ -369,6 +469,6 @@ def test_readers_and_a_writer_do_not_meet(run):
 
 
 def test_columns_of_equal_names_are_told_apart(run):
-    """A join's second `step` is `step_1`, a name that no other column has: nothing is lost as rows."""
+    """A join's second `step` is `step_1`, as in DuckDB's subqueries: nothing is lost as rows."""
     table = run.open().sql("select 1 as step, 2 as step, 3 as step_1, 4 as step")
-    assert [{"step": 1, "step_2": 2, "step_1": 3, "step_3": 4}] == table.to_pylist()
+    assert [{"step": 1, "step_1": 2, "step_1_1": 3, "step_2": 4}] == table.to_pylist()

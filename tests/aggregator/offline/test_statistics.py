@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.offline.statistics import Deviations, checked_stats, quantiles, quantiles_of_stream
-from eventlog import errors
+from eventlog import errors, histogram
 
 numbers = st.floats(allow_nan=False, width=32) | st.sampled_from([0.0, -0.0, 1.5, 1.5])
 pieces = st.lists(st.lists(numbers, max_size=12), min_size=1, max_size=5)
@@ -24,6 +24,13 @@ def test_quantiles_of_a_stream_are_those_of_its_values(parts, asked, most):
     if len(everything):
         found = quantiles_of_stream(lambda: arrays, len(everything), asked, most)
         assert list(map(repr, quantiles(everything + np.float32(0), asked))) == list(map(repr, found))
+
+
+def test_quantiles_of_values_far_apart():
+    """Between the least and the greatest numbers lies what lies between, not infinity."""
+    far = np.array([-1.7e308, 1.7e308])
+    assert [-1.7e308, 0.0, 0.85e308, 1.7e308] == pytest.approx(quantiles(far, [0, 0.5, 0.75, 1]))
+    assert [-math.inf, math.inf] == quantiles(np.array([-math.inf, 1.7e308, math.inf]), [0.25, 0.75])
 
 
 def test_a_stream_of_one_value_is_never_held():
@@ -94,3 +101,10 @@ def test_statistics_have_names():
             checked_stats([wrong])
     with pytest.raises(errors.QueryError, match="expected at least one statistic, got none"):
         checked_stats([])
+
+
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.floats(0, 1))
+def test_between_two_values_is_where_numpy_says(one, other, part):
+    """To the bit, for live quantiles and for those of the values: one function says it (a law)."""
+    below, above = sorted((one, other))
+    assert np.quantile([below, above], part) == histogram.between(below, above, part)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregator.offline.placing import outdated
 from aggregator.offline.timeline import Binding, Claim, Commit, Export, Window, resolve
 
 
@@ -23,6 +25,12 @@ def commit(session="a", number=0, time=0, step=0, **fields):
 def bound(timeline, session="a", number=0):
     binding = timeline.windows[session, number]
     return binding.step, binding.bound_by
+
+
+def superseded(timeline, attempt, steps):
+    """Return which of some steps count no more as an attempt tells them."""
+    steps = np.array(steps, np.int64)
+    return steps[outdated(timeline, np.full(len(steps), attempt), steps)].tolist()
 
 
 # -- the five rules --------------------------------------------------------------------------------------
@@ -260,10 +268,8 @@ def test_an_attempt_owns_from_its_first_training_commit_above_the_restored_step(
     windows, commits = restart()
     timeline = resolve(windows, [], commits)
     assert {0: 0, 1: 10} == timeline.owned_from
-    assert [0] * 10 + [1] * 11 == [timeline.owner(step) for step in range(21)]
-    superseded = [s for s in range(16) if timeline.superseded(0, s)]
-    assert [10, 11, 12, 13, 14, 15] == superseded
-    assert not any(timeline.superseded(1, step) for step in range(30))
+    assert list(range(10, 21)) == superseded(timeline, 0, range(21))
+    assert [] == superseded(timeline, 1, range(30))
 
 
 def test_a_given_resume_step_is_the_point_whatever_was_committed():
@@ -271,8 +277,7 @@ def test_a_given_resume_step_is_the_point_whatever_was_committed():
     windows, commits = restart()
     timeline = resolve(windows, [], commits, [Claim(1, "b", resume_step=6)])
     assert 6 == timeline.owned_from[1]
-    assert timeline.superseded(0, 6)
-    assert not timeline.superseded(0, 5)
+    assert [6] == superseded(timeline, 0, [5, 6])
 
 
 def test_the_restored_step_is_a_lower_bound_only():
@@ -288,7 +293,7 @@ def test_commits_at_or_below_the_restored_step_own_nothing():
     commits.append(commit("b", 0, 50, 2, attempt=1, leader=True, restored=4, first=0, last=0))
     timeline = resolve(windows, [], commits)
     assert None is timeline.owned_from[1]
-    assert not any(timeline.superseded(0, step) for step in range(5))
+    assert [] == superseded(timeline, 0, range(5))
 
 
 def test_a_commit_of_evaluation_alone_owns_nothing():
@@ -324,8 +329,7 @@ def test_a_third_attempt_may_go_back_further():
     windows.append(window("c", 0, time=9000, attempt=2))
     commits.append(commit("c", 0, 9000, 4, attempt=2, leader=True, restored=3, first=0, last=0))
     timeline = resolve(windows, [], commits)
-    assert [0, 0, 0, 0, 2, 2] == [timeline.owner(step) for step in range(6)]
-    assert timeline.superseded(1, 12)
+    assert [[4, 5], [4, 12]] == [superseded(timeline, 0, range(6)), superseded(timeline, 1, [3, 4, 12])]
 
 
 def test_steps_may_start_anywhere():
@@ -336,7 +340,6 @@ def test_steps_may_start_anywhere():
     timeline = resolve(windows, [], commits)
     assert steps == [timeline.windows["a", n].step for n in range(3)]
     assert 61010 == timeline.owned_from[0]
-    assert None is timeline.owner(0)
 
 
 # -- laws --------------------------------------------------------------------------------------------------
@@ -394,13 +397,11 @@ def test_the_order_of_reading_does_not_matter(run, chance: random.Random):
 def test_each_step_has_one_owner_and_the_newest_is_never_superseded(run):
     """Ownership is a function of the step, and the last attempt is in front of nobody."""
     timeline = resolve(*run)
-    newest = max(timeline.owned_from)
+    lost = {attempt: superseded(timeline, attempt, range(20)) for attempt in timeline.owned_from}
+    assert [] == lost[max(lost)]
     for step in range(20):
-        owner = timeline.owner(step)
-        assert not timeline.superseded(newest, step)
-        if owner is not None:
-            assert not timeline.superseded(owner, step)
-            assert all(timeline.superseded(a, step) for a in timeline.owned_from if a < owner)
+        owners = [a for a, first in timeline.owned_from.items() if first is not None and first <= step]
+        assert [a for a in lost if a < max(owners, default=0)] == [a for a in lost if step in lost[a]]
 
 
 @given(runs())

@@ -120,6 +120,36 @@ def test_damage_stays_damage(tmp_path):
         assert list(range(10)) == list(metric(session))
 
 
+@pytest.mark.parametrize("offset", [-3, -(1 << 70), 1 << 63, "3", 1.5, True])
+def test_no_step_is_moved_to_where_there_is_none(tmp_path, offset):
+    """An offset that takes steps below 0 or beyond 64 bits is refused before anything is written."""
+    for name in "ab":
+        with RunBuilder(tmp_path / name) as run:
+            leader = run.producer(session=name * 32)
+            for step in (2, 3):
+                leader.tracker().scalar({"x": 1.0})
+                leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
+    a, b = tmp_path / "a", tmp_path / "b"
+    with pytest.raises(errors.QueryError, match=r"expected (an offset that leaves|a list of offsets)"):
+        merge_runs(tmp_path / "out", a, b, offsets=[0, offset])
+    assert ["a", "b"] == sorted(path.name for path in tmp_path.iterdir())
+    merge_runs(tmp_path / "out", a, b, offsets=[0, -2])
+    with open_run(tmp_path / "out") as session:
+        assert [0, 1] == session.metrics("x")["step"].to_pylist()
+
+
+@pytest.mark.parametrize("offsets", [5, "12", {1: 2}])
+def test_offsets_are_a_list(tmp_path, offsets):
+    """What is no list of steps is told, wherever runs are put together."""
+    for name in "ab":
+        RunBuilder(tmp_path / name).close()
+    a, b = tmp_path / "a", tmp_path / "b"
+    with pytest.raises(errors.QueryError, match="expected a list of offsets in steps, got "):
+        merge_runs(tmp_path / "out", a, b, offsets=offsets)
+    with pytest.raises(errors.QueryError, match="expected a whole number of steps for each of 2 runs, got "):
+        open_run(a, b, offsets=offsets)
+
+
 def test_offsets_in_one_session(tmp_path):
     """Without writing anything, each run's steps are moved, and each row says whose it is (report f8)."""
     a, b = record(tmp_path / "a", 3, 1.0), record(tmp_path / "b", 2, 2.0)
@@ -165,7 +195,9 @@ def test_merges_that_cannot_be(tmp_path):
     before = sorted(tmp_path.iterdir())
     with pytest.raises(errors.QueryError, match="expected two runs or more, got 1"):
         merge_runs(tmp_path / "out", a)
-    with pytest.raises(errors.QueryError, match=r"expected a new or empty directory to merge into, got .*b"):
+    with pytest.raises(
+        errors.RunDirectoryError, match=r"expected a new or empty directory to merge into, got .*b"
+    ):
         merge_runs(b, a, b)
     with pytest.raises(
         errors.QueryError, match=r"expected runs of different processes, got actor-0 .* in two of them"
