@@ -154,9 +154,10 @@ def replay(
 
     Each tracker is told what it lacks of what was committed; doing it again tells nothing twice.
 
-    The counts are of steps; that of folded of values: where a commit or a step gives a key several values,
-    the last is told; that of untold of histograms a target cannot show; that of partial of statistics whose
-    values are not all kept, and of metrics that cannot be recomputed; that of uncommitted of recorded windows, where a run committed nothing at all.
+    The counts are of steps; that of folded of values: where a commit or a step gives a key several
+    values, the last is told; that of untold of histograms a target cannot show; that of partial of
+    statistics whose values are not all kept, and of metrics that cannot be recomputed; that of
+    uncommitted of recorded windows, where a run committed nothing at all.
 
     Of several runs each is told, whatever befalls another; a path given for a target gets a directory for
     each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged, when a target

@@ -13,7 +13,7 @@ from .clock import is_time, now_us
 from .device import Lap
 from .drained import Drained, drain
 from .errors import ArealMetricsError
-from .files import fixed, is_there, open_file, read_file, shown, sync_folder
+from .files import appearing, fixed, is_there, open_file, read_file, shown, sync_folder
 from .following import Followed, Follower, follow
 from .frame import Spec
 from .log import Log
@@ -63,6 +63,7 @@ __all__ = [
     "Spread",
     "Verification",
     "WindowSet",
+    "appearing",
     "as_bytes",
     "as_key",
     "as_metric",

@@ -196,15 +196,15 @@ def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table
     """Return the metrics by a source, those that were committed, and what of the log was damaged."""
     from aggregator import open_run
 
-    keys, bounds = selection.keys, {"since": selection.since, "until": selection.until}
+    keys, since, until = selection.keys, selection.since, selection.until
     with open_run(path, attempts="all") as session:
-        table = session.metrics(keys, source=source, **bounds)
+        table = session.metrics(keys, source=source, since=since, until=until)
         if source == "committed":
             return table, table, session.problems
         try:
-            committed = session.metrics(keys, **bounds)
+            committed = session.metrics(keys, since=since, until=until)
         except errors.UnansweredError:  # they were recorded alone
-            committed = session.metrics([], **bounds)
+            committed = session.metrics([])
         return table.filter(table["value"].is_valid()), committed, session.problems
 
 

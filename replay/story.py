@@ -103,8 +103,9 @@ class Story:
     def knows(self, step: int, time: float) -> bool:
         """Whether some attempt, be it superseded, made a commit of this step at this time (Unix seconds)."""
         if self._known is None:
-            those = pa.concat_tables([t.select(["step", "time"]) for t in (self._whole, self._committed)])
-            pairs = those.group_by(["step", "time"]).aggregate([])
+            tables = {id(table): table for table in (self._whole, self._committed)}.values()
+            pairs = pa.concat_tables([table.select(["step", "time"]) for table in tables])
+            pairs = pairs.group_by(["step", "time"]).aggregate([])
             times = pairs["time"].cast(pa.int64()).to_pylist()
             self._known = frozenset(zip(pairs["step"].to_pylist(), times, strict=True))
         return (step, round(time * 1e6)) in self._known

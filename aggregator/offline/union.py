@@ -9,7 +9,6 @@ restart.
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventlog import Problem, RunDir, compressed_frame, errors, open_file, schema
+from eventlog import Problem, RunDir, appearing, compressed_frame, errors, fixed, open_file, schema
 
 from .history import load
 from .placing import window_code
@@ -58,12 +57,20 @@ def merge_runs(
     not taken over: the new run is a run of its own. NotARunError, FormatVersionError;
     RunDirectoryError where there is something at `out`, UnansweredError for runs that share a process.
     """
-    target, sources = Path(out), [Path(path) for path in paths]
+    target, sources = fixed(out), [Path(path) for path in paths]
     if len(sources) < 2:
         raise errors.QueryError(f"expected two runs or more, got {len(sources)}")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise errors.RunDirectoryError(f"expected a new or empty directory to merge into, got {target}")
     moved = _checked(offsets, len(sources))
+    try:
+        with appearing(target) as unfinished:
+            return _merged(unfinished, sources, moved)
+    except OSError as error:
+        raise errors.RunDirectoryError(
+            f"expected to write the merged run, got {error.strerror or error}: {target}"
+        ) from error
+
+
+def _merged(target: Path, sources: Sequence[Path], moved: Sequence[int]) -> list[Merged]:
     histories = [load(path, str(path)) for path in sources]
     if bare := [history.reading for history in histories if history.reading.reader.run.moved()]:
         raise errors.UnansweredError(
@@ -73,17 +80,7 @@ def merge_runs(
     _check_apart(histories)
     for history, offset in zip(histories, moved, strict=True):
         _check_steps(history, offset)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        made = _written(RunDir.create(unfinished), histories, moved)
-        unfinished.replace(target)
-    except OSError as error:
-        raise errors.RunDirectoryError(
-            f"expected to write the merged run, got {error.strerror or error}: {target}"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return made
+    return _written(RunDir.create(target), histories, moved)
 
 
 def _checked(offsets: Any, n: int) -> list[int]:

@@ -49,7 +49,7 @@ def test_merge_joins_runs(ask: Ask, tmp_path: Path) -> None:
     rows = ask("metrics", out, "loss", "--json").json
     assert [(step, float(step % 6)) for step in range(10)] == [(row["step"], row["value"]) for row in rows]
     again = ask("merge", out, tmp_path / "a", tmp_path / "b")
-    assert (1, True) == (again.code, "expected a new or empty directory to merge into" in again.err)
+    assert (1, True) == (again.code, "expected a new or an empty directory, got one in use" in again.err)
 
 
 def test_one_run_is_not_merged_with_itself(ask: Ask, root: Path, tmp_path: Path) -> None:

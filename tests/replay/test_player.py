@@ -305,6 +305,31 @@ def test_what_the_log_says_can_be_told_instead(tmp_path: Path) -> None:
     assert [{"reward": 1.5}] * 3 == [row for _, row, _ in mine.rows]
 
 
+def test_what_cannot_be_recomputed_is_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metrics that were only committed are not told, and that is said; a target may hold them."""
+    with RunBuilder(tmp_path / "run") as run:
+        leader = run.producer(attempt=0)
+        run.attempt(0, leader=leader)
+        for step in range(3):
+            leader.tracker().scalar({"reward": 1.0})
+            leader.commit(step, run.export(leader, time=step), time=step, leader=True)
+        leader.commit(3, {"score": 2.0}, time=3, leader=True)
+    mine = MemoryBackend()
+    (report,) = play(tmp_path / "run", [mine], source="recomputed")
+    assert (1, False, 3) == (report.partial, report.complete, report.sent)
+    assert (
+        "the log cannot say 1 metrics that were committed, they are not told: score (steps 3)" in caplog.text
+    )
+    (report,) = play(tmp_path / "run", [mine], source="recomputed", keys="reward")
+    assert (0, True) == (report.partial, report.complete)
+    place = tmp_path / "tb"
+    play(tmp_path / "run", [open_backend("tensorboard", path=place)])
+    (report,) = play(tmp_path / "run", [open_backend("tensorboard", path=place)], source="recomputed")
+    assert (0, "") == (report.kept, report.kept_steps)
+
+
 def test_values_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     """NaN and infinities go from the log to the target as they are (report e1)."""
     odd = {"inf": math.inf, "ninf": -math.inf, "nan": math.nan, "d": 1.0}

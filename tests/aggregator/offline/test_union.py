@@ -196,7 +196,7 @@ def test_merges_that_cannot_be(tmp_path):
     with pytest.raises(errors.QueryError, match="expected two runs or more, got 1"):
         merge_runs(tmp_path / "out", a)
     with pytest.raises(
-        errors.RunDirectoryError, match=r"expected a new or empty directory to merge into, got .*b"
+        errors.RunDirectoryError, match=r"expected a new or an empty directory, got one in use: .*b"
     ):
         merge_runs(b, a, b)
     with pytest.raises(
