@@ -15,11 +15,13 @@ from .schema import LossCause, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from .attempt import Attempt
-    from .rundir import Producer, RunDir, SegmentFile
+    from .rundir import RunDir, SegmentFile
     from .state import SessionState
 
+_COMMITS: Final = "commits"
 _LAST: Final = 1 << 62  # behind every number
 _SESSION: Final = re.compile("[0-9a-f]{32}")
 
@@ -105,30 +107,39 @@ def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
         run.found.add(Problem(path, reason))
 
 
-def lost_commits(run: RunDir, state: SessionState) -> list[range]:
-    """Return the numbers of the commits of a process that are known to be lost.
+def lost_commits(run: RunDir, states: Iterable[SessionState]) -> dict[str, list[range]]:
+    """Return, by session, the numbers of the commits that are known to be lost.
 
-    Where its files are cut, bad or gone those behind the newest that is left have no number: then the last
-    range lies behind all others.
+    Where files are cut, bad or gone those behind the newest that is left have no number: then the last range
+    lies behind all others.
     """
-    losses = [
-        loss for loss in state.losses if loss.stream is Stream.COMMITS and loss.cause is not LossCause.REFUSED
-    ]
-    lost = [
-        range(loss.window, loss.window + (loss.rows if loss.cause is LossCause.MISSING else 1))
-        for loss in losses
-        if loss.window >= 0
-    ]
-    unnumbered = any(loss.window < 0 for loss in losses)
-    if unnumbered or any(_hides_commits(run, state.producer, problem) for problem in run.found):
-        lost.append(range(_LAST, _LAST + 1))
+    root = run.path / _COMMITS
+    hidden = {problem.path for problem in run.found if _hides(problem) and root in _above(problem.path)}
+    sessions = {found[0] for path in hidden if (found := _SESSION.search(path.name))}
+    lost: dict[str, list[range]] = {}
+    for state in states:
+        who = state.producer
+        folder = run.producer_dir(Stream.COMMITS, who.role, who.rank)
+        losses = [
+            loss
+            for loss in state.losses
+            if loss.stream is Stream.COMMITS and loss.cause is not LossCause.REFUSED
+        ]
+        lost[who.session] = numbers = [
+            range(loss.window, loss.window + (loss.rows if loss.cause is LossCause.MISSING else 1))
+            for loss in losses
+            if loss.window >= 0
+        ]
+        unnumbered = any(loss.window < 0 for loss in losses)
+        if unnumbered or who.session in sessions or not hidden.isdisjoint((root, folder)):
+            numbers.append(range(_LAST, _LAST + 1))
     return lost
 
 
-def _hides_commits(run: RunDir, producer: Producer, problem: Problem) -> bool:
-    """Whether a problem hides commits of a process of which not even the numbers are known."""
-    own = run.producer_dir(Stream.COMMITS, producer.role, producer.rank)
-    if problem.path in (own, own.parent):
-        return True
-    numbered = problem.frame is not None and problem.path.suffix == ".arrows"  # in the index
-    return own.parent in problem.path.parents and producer.session in problem.path.name and not numbered
+def _above(path: Path) -> tuple[Path, ...]:
+    return path, *path.parents
+
+
+def _hides(problem: Problem) -> bool:
+    """Whether a problem may hide frames that nobody has counted: the number of a bad one is in its index."""
+    return problem.frame is None or problem.path.suffix != ".arrows"

@@ -170,11 +170,12 @@ class Precedence:
         vanished = leaders - {state.producer.session for state in states}
         if vanished and reader.run.attempt_path(attempt) in {problem.path for problem in reader.problems}:
             yield ("", 0, attempt), _Lapse(attempt, _LEADER, -inf, inf)
+        found = lost_commits(reader.run, states)
         for state in states:
             session = state.producer.session
             stand = self._stands.get(session, _Stand(-1, attempt, -1))
             here, leads = stand.attempt == attempt, session in leaders
-            lost = any(numbers.stop - 1 > stand.number for numbers in lost_commits(reader.run, state))
+            lost = any(numbers.stop - 1 > stand.number for numbers in found[session])
             if lost and (here or leads):
                 low = stand.pace if here else -inf
                 rank = _LEADER if leads else state.producer.rank

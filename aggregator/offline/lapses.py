@@ -53,7 +53,7 @@ def torn(reading: Reading, commits: Iterable[Commit]) -> frozenset[str]:
         newest[commit.session] = max(commit.number, newest.get(commit.session, -1))
     return frozenset(
         session
-        for session, lost in _lost(reading).items()
+        for session, lost in lost_commits(reading.reader.run, reading.states).items()
         if any(numbers.stop - 1 > newest.get(session, -1) for numbers in lost)
     )
 
@@ -79,11 +79,6 @@ def silenced(
     return out
 
 
-def _lost(reading: Reading) -> dict[str, list[range]]:
-    run = reading.reader.run
-    return {state.producer.session: lost_commits(run, state) for state in reading.states}
-
-
 def _places(commits: Sequence[Commit], found: Timeline) -> dict[str, list[_Place]]:
     """Return the commits of each session, in their order."""
     those = sorted(zip(commits, found.commit_attempts, strict=True), key=lambda those: those[0][:2])
@@ -101,7 +96,7 @@ def _of_sessions(
     found: Timeline,
     leaders: Mapping[int, set[str]],
 ) -> Iterator[Lapse]:
-    lost = _lost(reading)
+    lost = lost_commits(reading.reader.run, reading.states)
     known: dict[str, set[int]] = {}
     for (session, _), binding in found.windows.items():
         known.setdefault(session, set()).add(binding.attempt)

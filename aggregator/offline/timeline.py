@@ -281,7 +281,8 @@ def _ownership(
 
     The resume point where it was given; else the step of the first commit that binds training windows above
     the restored last_commit_step. (That is saved before the commit of its step: a lower bound only.) An
-    attempt that restored a state but recorded nothing at all owns from its first commit above it.
+    attempt that restored a state but recorded nothing at all owns from its first commit above it. Where
+    commits before that one are lost, it owns from the earliest step that they can have been of.
     """
     owned: dict[int, int | None] = dict.fromkeys(attempts)
     owned.update(dict.fromkeys(binding.attempt for binding in bindings.values()))
@@ -289,13 +290,19 @@ def _ownership(
     recording = {binding.attempt for binding in bindings.values()}
     seen = _numbers(windows)
     led = {attempt for attempt, commit in zip(attempts, commits, strict=True) if commit.leader}
+    expected: dict[str, int] = {}
+    lost: dict[tuple[int, str], int] = {}
     for attempt, commit in _in_order(commits, attempts):
+        place = attempt, commit.session
+        lost[place] = lost.get(place, 0) + max(0, commit.number - expected.get(commit.session, 0))
+        expected[commit.session] = commit.number + 1
         if owned[attempt] is not None or commit.adds or (attempt in led and not commit.leader):
             continue
         trains = (attempt, commit.step) in trained or _lost(commit, seen.get(commit.session, []))
         trains = trains or (commit.restored is not None and attempt not in recording)
         if trains and (commit.restored is None or commit.step > commit.restored):
-            owned[attempt] = commit.step
+            floor = commit.step - lost[place] if commit.restored is None else commit.restored + 1
+            owned[attempt] = max(0, floor) if lost[place] else commit.step
     for claim in claims:
         owned[claim.attempt] = owned.get(claim.attempt) if claim.resume_step is None else claim.resume_step
     return dict(sorted(owned.items()))

@@ -192,3 +192,22 @@ def test_the_window_of_one_lost_commit_is_of_no_step(run, number, damage):
         rows = session.sql('select step from windows where rank = 1 order by "window"').to_pylist()
     expected = [None if step == number else step for step in range(STEPS)]
     assert expected == [row["step"] for row in rows]
+
+
+@pytest.mark.parametrize("damage", [flip, hide])
+def test_what_an_attempt_took_back_with_a_lost_commit_does_not_come_again(run, damage):
+    """The first commit of a resumed attempt is lost: the older value of its step is not the run's again."""
+    for attempt, steps in enumerate([range(4), range(2, 5)]):
+        leader = run.producer("actor", attempt, attempt=attempt, started=100 * attempt)
+        run.attempt(attempt, leader=leader, started=100 * attempt)
+        for step in steps:
+            leader.tracker().scalar({"x": 10.0 * attempt + step})
+            stats, time = run.export(leader, time=100 * attempt + step), 100 * attempt + step + 0.5
+            leader.commit(step, stats, time=time, leader=True, restored=1 if attempt else None)
+    run.close()
+    damage(run.path, 1, 0)
+    found, problems = values(run.path)
+    assert problems
+    assert {(0, "x"): 0.0, (1, "x"): 1.0, (3, "x"): 13.0, (4, "x"): 14.0} == {
+        place: value for place, value in found.items() if place[1] == "x"
+    }
