@@ -1,6 +1,7 @@
 """AReaL's module names lead to ours, with AReaL installed or not, and back again."""
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -53,6 +54,25 @@ def test_serves_ours_without_areal():
     assert aggregator.evaluation.Evaluator is Evaluator
     assert replay.StatsLogger is StatsLogger
     assert eventlog.workflow_context is workflow_context
+
+
+def test_names_and_arguments_are_those_of_areals_tracker():
+    """Every function of its module is here and in every tracker, and takes what it takes."""
+    group = {"reduce_group"}
+    takes = {
+        "stat": {"denominator", "reduce_type", *group}, "denominator": group, "scalar": group,
+        "scope": {"name"}, "scope_func_wrapper": {"name"}, "disable_scope": set(), "record_timing": {"key"},
+        "export": {"key", "reduce_group", "key_sync_group", "reset"},
+        "export_all": {"reduce_group", "key_sync_group", "reset"}, "get": {"name"},
+    }  # fmt: skip
+    tracker = aggregator.stats_tracker
+    for name, arguments in takes.items():
+        assert arguments <= set(inspect.signature(getattr(tracker, name)).parameters), name
+        if name not in ("export_all", "get"):
+            assert callable(getattr(tracker.DistributedStatsTracker("t"), name))
+    assert tracker.TRACKERS[""] is tracker.DEFAULT_TRACKER is tracker.get()
+    names = ["AVG_MIN_MAX", "AVG", "SUM", "MIN", "MAX", "SCALAR"]
+    assert set(names) <= set(tracker.ReduceType.__members__)
 
 
 @pytest.mark.usefixtures("installed")

@@ -97,6 +97,13 @@ def test_half_types_do_not_stop_at_256(tracker):
     assert (1000.0, 1.0) == tuple(map(tracker.export().get, ("total", "avg")))
 
 
+def test_float64_stays_float64(tracker):
+    """What float32 cannot tell from 1 is told, live and in the moments."""
+    tracker.denominator(m=torch.ones(2, dtype=torch.bool))
+    tracker.stat("m", x=torch.full((2,), 1 + 2**-40, dtype=torch.float64))
+    assert {1 + 2**-40} == {value for name, value in tracker.export().items() if name != "m"}
+
+
 def test_non_finite_values_are_not_hidden(tracker):
     """A selected NaN makes the numbers NaN, an infinity follows IEEE (reports c21, s5, D3)."""
     tracker.denominator(m=torch.ones(2, dtype=torch.bool))
