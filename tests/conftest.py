@@ -14,9 +14,12 @@ settings.load_profile("any machine")
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """End the log, where the test did not; let recorders that outlive it hold nothing."""
+    """End the log, where the test did not; let recorders that outlive it hold nothing, at no step."""
     yield
     eventlog.stop()
+    eventlog.set_step(None)
+    eventlog.workflow_context.set(eventlog.workflow_context.WorkflowContext())
     for recorder in recorders():
+        recorder.set_step(None)
         begin_log(recorder)
         recorder.let_go([*recorder.masks], {**recorder.series})
