@@ -175,7 +175,7 @@ def _from_values(path: Path) -> pa.Table:
         rows = moments.empty(len(records))
         for at, _, drawn in seen.draw_of(0, np.arange(len(records))):
             rows[at] = moments.of(drawn.values)
-        merged = merge(histories, made.records, [rows], [of], len(made))
+        merged = merge(histories, made.records, made.steps, [rows], [of], len(made))
         told = {name: pa.array(SUMMARIES[name](merged)) for name in STANDARD}
         return pa.table({**made.columns, **told}).drop_columns(["run"])
 
