@@ -46,8 +46,11 @@ def test_ls_of_a_run_lists_that_run(ask: Ask, root: Path) -> None:
     assert [str(root / "a")] == [row["path"] for row in ask("ls", root / "a", "--json").json]
 
 
-def test_a_name_that_is_no_utf8_hides_neither_its_run_nor_the_others(ask: Ask, root: Path) -> None:
+def test_a_name_that_is_no_utf8_hides_neither_its_run_nor_the_others(
+    ask: Ask, root: Path, tmp_path: Path
+) -> None:
     """A run's folder may have any name: it is listed and answers, with a backslash for each odd byte."""
+    root = shutil.copytree(root, tmp_path / "runs")
     odd = root / os.fsdecode(b"bad\xff")
     try:
         shutil.copytree(root / "a", odd)
