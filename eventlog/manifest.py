@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ManifestError
 from .files import read_file
+from .output import replacing
 from .schema import crc32c
 
 if TYPE_CHECKING:
@@ -45,13 +46,8 @@ def _temporary(path: Path) -> Path:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Replace a JSON file in one step, adding a checksum over the rest of it; OSError as the system says."""
-    temporary = _temporary(path)
-    try:
+    with replacing(path) as temporary:
         _write_new(temporary, _sealed(data))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def create_json(path: Path, data: dict[str, Any]) -> bool:

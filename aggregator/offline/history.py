@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eventlog import Kind
+from eventlog import Kind, lost_commits
 
 from . import timeline
 from .lapses import silenced, torn
@@ -79,7 +79,8 @@ def _load(path: str | Path, label: str, offset: int) -> History:
     firsts = first_rows(reading.commits.sids, reading.commits.ints("commit"))
     commits = _commits(reading, firsts)
     claims = [timeline.Claim(a.number, a.session, a.resume_step) for a in reading.attempts]
-    found = timeline.resolve(seen.plain(), made, commits, claims, torn(reading, commits))
+    lost = lost_commits(reading.reader.run, reading.states)
+    found = timeline.resolve(seen.plain(), made, commits, claims, torn(lost, commits))
     leaders = _leaders(reading, commits, found)
     epochs = _epochs(reading, firsts, found)
     windows = seen.placed(found)
@@ -92,7 +93,7 @@ def _load(path: str | Path, label: str, offset: int) -> History:
         records=place(reading, reading.records, windows, seen.of_records, found, epochs, by_key=True),
         exports=place(reading, reading.exports, windows, seen.of_exports, found, epochs),
         windows=place(reading, rows, windows, every, found, epochs),
-        commits=place_commits(reading, found, firsts, silenced(reading, commits, found, leaders)),
+        commits=place_commits(reading, found, firsts, silenced(reading, lost, commits, found, leaders)),
     )
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from eventlog import lost_commits
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .reading import Bools, Reading
     from .timeline import Commit, Timeline
+
+    Lost = Mapping[str, Sequence[range]]  # by session, as eventlog.lost_commits has them
 
 LEADER = 0  # stands before every rank
 
@@ -46,25 +46,32 @@ def standing(rank: int, *, leads: bool) -> int:
     return LEADER if leads else -1 - rank
 
 
-def torn(reading: Reading, commits: Iterable[Commit]) -> frozenset[str]:
+def torn(lost: Lost, commits: Iterable[Commit]) -> frozenset[str]:
     """Return the sessions of which commits behind the newest one left are lost."""
     newest: dict[str, int] = {}
     for commit in commits:
         newest[commit.session] = max(commit.number, newest.get(commit.session, -1))
     return frozenset(
         session
-        for session, lost in lost_commits(reading.reader.run, reading.states).items()
-        if any(numbers.stop - 1 > newest.get(session, -1) for numbers in lost)
+        for session, ranges in lost.items()
+        if any(numbers.stop - 1 > newest.get(session, -1) for numbers in ranges)
     )
 
 
 def silenced(
-    reading: Reading, commits: Sequence[Commit], found: Timeline, leaders: Mapping[int, set[str]]
+    reading: Reading,
+    lost: Lost,
+    commits: Sequence[Commit],
+    found: Timeline,
+    leaders: Mapping[int, set[str]],
 ) -> Bools:
     """Whether each commit may be of a step that a process whose word stands before its own has lost."""
     out = np.zeros(len(commits), np.bool_)
+    lapses = [*_of_the_vanished(reading)]
+    if not lapses and not any(lost.values()) and _are_all(commits):
+        return out
     own = _places(commits, found)
-    lapses = [*_of_sessions(reading, own, found, leaders), *_of_the_vanished(reading)]
+    lapses += _of_sessions(reading, lost, own, found, leaders)
     if not (lapses and commits):
         return out
     ranks = {producer.session: producer.rank for producer in reading.producers}
@@ -77,6 +84,14 @@ def silenced(
         meanwhile = (lapse.low <= paces) & (paces <= lapse.high)
         out |= (attempts == lapse.attempt) & (stands < lapse.standing) & (at_steps | meanwhile)
     return out
+
+
+def _are_all(commits: Iterable[Commit]) -> bool:
+    """Whether no number below the newest of each session is missing."""
+    numbers: dict[str, set[int]] = {}
+    for commit in commits:
+        numbers.setdefault(commit.session, set()).add(commit.number)
+    return all(max(those) == len(those) - 1 for those in numbers.values())
 
 
 def _places(commits: Sequence[Commit], found: Timeline) -> dict[str, list[_Place]]:
@@ -92,11 +107,11 @@ def _places(commits: Sequence[Commit], found: Timeline) -> dict[str, list[_Place
 
 def _of_sessions(
     reading: Reading,
+    lost: Lost,
     own: Mapping[str, Sequence[_Place]],
     found: Timeline,
     leaders: Mapping[int, set[str]],
 ) -> Iterator[Lapse]:
-    lost = lost_commits(reading.reader.run, reading.states)
     known: dict[str, set[int]] = {}
     for (session, _), binding in found.windows.items():
         known.setdefault(session, set()).add(binding.attempt)

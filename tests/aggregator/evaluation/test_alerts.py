@@ -23,13 +23,6 @@ from aggregator.evaluation.alerts import (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_log_left():
-    """Every test ends without a started log."""
-    yield
-    eventlog.stop()
-
-
 def series(key, *values):
     """Return a row per value, from step 0 on; None leaves the key out."""
     return [Row(step, {} if value is None else {key: value}) for step, value in enumerate(values)]

@@ -58,15 +58,6 @@ def among(rank, size, name, *args):
     return globals()[name](rank, _groups[size], *args) if rank < size else None
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test begins and ends with an empty tracker, and without a log."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 def score(sample):
     """Return what depends on the sample and on its own random numbers alone."""
     return {"right": sample["x"] % 4 == 0, "noise": random.random() / 3, "answer": f"<{sample['x']}>"}

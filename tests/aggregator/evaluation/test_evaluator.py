@@ -22,14 +22,6 @@ from tests.gloo import Ranks
 SPEC = SimpleNamespace(total_train_epochs=10, steps_per_epoch=1000, total_train_steps=10_000)
 
 
-@pytest.fixture(autouse=True)
-def no_log_left():
-    """Every test ends without a started log, and with an empty tracker."""
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 class Life:
     """One attempt of a run: steps that evaluate and commit as AReaL's loop does, until it dies."""
 

@@ -21,15 +21,6 @@ SAMPLES = [{"id": f"q{i}", "tags": {"kind": "text"}} for i in range(4)]
 SPEC = SimpleNamespace(total_train_epochs=1, steps_per_epoch=4, total_train_steps=8)
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test begins and ends with an empty tracker, and without a log."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 def train(step):
     """Record a tensor and a scalar of a step, as a training does."""
     stats_tracker.denominator(n=torch.ones(2, dtype=torch.bool))

@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 
-import eventlog
 from aggregator import stats_tracker, workflow_context
 from aggregator.evaluation import (
     compute_aggregated_metrics,
@@ -17,15 +16,6 @@ from aggregator.evaluation import (
 from eventlog import errors
 
 SAMPLES = [{"id": i} for i in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test begins and ends with an empty tracker, and without a log."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
 
 
 def recording(sample):
