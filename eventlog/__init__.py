@@ -4,9 +4,9 @@ Every process that records calls `eventlog.start(run_dir, role="actor")`, or has
 `eventlog.stop()` writes what is queued. The recording verbs are those of `aggregator.stats_tracker`.
 """
 
-from . import errors, histogram, moments, schema, workflow_context
+from . import errors, histogram, losses, moments, schema, workflow_context
 from .absence import lost_commits
-from .arrays import as_key, as_metric, as_spread, as_step, as_tracker
+from .arrays import as_key, as_metric, as_spread, as_step, as_tracker, is_whole
 from .batch import parted
 from .budget import as_bytes
 from .clock import is_time, now_us
@@ -16,6 +16,7 @@ from .errors import ArealMetricsError
 from .files import appearing, fixed, is_there, open_file, read_file, shown, sync_folder
 from .following import Followed, Follower, follow
 from .frame import Spec
+from .life import is_over
 from .log import Log
 from .manifest import read_json, write_json
 from .message import compressed_frame
@@ -32,6 +33,8 @@ from .rundir import Attempt, Problem, Producer, RunDir, SegmentFile, check_role
 from .schema import IndexRecord
 from .scope import scoped
 from .segment import Loss, Pruned
+from .source import records_of
+from .tags import plain_tags
 from .windows import WindowSet, ranges
 
 __all__ = [
@@ -80,17 +83,22 @@ __all__ = [
     "follow",
     "forgive",
     "histogram",
+    "is_over",
     "is_there",
     "is_time",
+    "is_whole",
     "lenient",
+    "losses",
     "lost_commits",
     "moments",
     "now_us",
     "open_file",
     "parted",
+    "plain_tags",
     "ranges",
     "read_file",
     "read_json",
+    "records_of",
     "recover",
     "redact_sensitive_config",
     "replacing",

@@ -7,9 +7,9 @@ not say how many: of them less can be concluded.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
+from .files import is_there
 from .rundir import Problem
 from .schema import LossCause, Stream
 
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from .attempt import Attempt
     from .rundir import RunDir, SegmentFile
     from .state import SessionState
 
 _COMMITS: Final = "commits"
 _LAST: Final = 1 << 62  # behind every number
-_SESSION: Final = re.compile("[0-9a-f]{32}")
 
 
 def absent(run: RunDir, files: Iterable[SegmentFile], state: SessionState) -> list[SegmentFile]:
@@ -88,36 +86,16 @@ def judge_gone(
             run.found.add(Problem(file.data, "is missing, with the frames its index lists"))
 
 
-def claimants(run: RunDir, sessions: Iterable[str]) -> list[Attempt]:
-    """Return the attempts that were claimed by processes of which nothing is left.
-
-    `sessions` are those that were listed before; what came since is looked for anew.
-    """
-    known = set(sessions)
-    found = [one for one in run.attempts() if _SESSION.fullmatch(one.session) and one.session not in known]
-    later = {file.session for file in run.segments()} if found else set[str]()
-    return [claim for claim in found if claim.session not in later]
-
-
-def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
-    """Let such claims be problems of the run."""
-    for claim in claimants(run, sessions):
-        path = run.attempt_path(claim.number)
-        reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
-        run.found.add(Problem(path, reason))
-
-
 def lost_commits(run: RunDir, states: Iterable[SessionState]) -> dict[str, list[range]]:
     """Return, by session, the numbers of the commits that are known to be lost.
 
     Where files are cut, bad or gone those behind the newest that is left have no number: then the last range
-    lies behind all others.
+    lies behind all others. Not where a process ended in order and its indexes tell of every commit.
     """
     root = run.path / _COMMITS
     hidden = {problem.path for problem in run.found if _hides(problem) and root in _above(problem.path)}
-    sessions = {found[0] for path in hidden if (found := _SESSION.search(path.name))}
     lost: dict[str, list[range]] = {}
-    for state in states:
+    for state in sorted(states, key=lambda state: state.heartbeat_us):  # of files copied to another rank: 0
         who = state.producer
         folder = run.producer_dir(Stream.COMMITS, who.role, who.rank)
         losses = [
@@ -131,9 +109,25 @@ def lost_commits(run: RunDir, states: Iterable[SessionState]) -> dict[str, list[
             if loss.window >= 0
         ]
         unnumbered = any(loss.window < 0 for loss in losses)
-        if unnumbered or who.session in sessions or not hidden.isdisjoint((root, folder)):
+        of_these = any(_may_hold(path, folder, who.session) for path in hidden)
+        if unnumbered or (of_these and not _are_all_told(run, state)):
             numbers.append(range(_LAST, _LAST + 1))
     return lost
+
+
+def _may_hold(path: Path, folder: Path, session: str) -> bool:
+    """Whether there may have been commits of a session at a path, which is no copy of a file in its place."""
+    if path in (folder, folder.parent):
+        return True
+    return session in path.name and (path.parent == folder or not is_there(folder / path.name))
+
+
+def _are_all_told(run: RunDir, state: SessionState) -> bool:
+    if not state.ended or Stream.COMMITS not in state.counted:
+        return False
+    who = state.producer
+    files = run.segments_of(who.role, who.rank, Stream.COMMITS, who.session)
+    return 0 < state.told.commits <= files[-1].number + 1 if files else False
 
 
 def _above(path: Path) -> tuple[Path, ...]:

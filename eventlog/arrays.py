@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -70,6 +70,11 @@ def as_int(value: Any, what: str) -> int:
     if isinstance(value, bool) or number < 0:
         raise RecordingError(f"expected {what} of 0 or more, got {value!r}")
     return number
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Return whether a value is a whole number, numpy's included; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def as_step(value: Any) -> int:
@@ -176,7 +181,9 @@ def _number(value: Any, key: str) -> float:
     if isinstance(value, int):  # a bool too
         return int(value)
     try:
-        if not isinstance(value, (str, bytes)):
+        if hasattr(type(value), "__float__") or hasattr(
+            type(value), "__index__"
+        ):  # no text, no buffer of one
             return float(value)
     except OverflowError:
         raise _too_large(value, key) from None
@@ -331,7 +338,8 @@ def _values(value: Any, key: str, shape: tuple[int, ...]) -> tuple[Any, str]:
         raise RecordingError(f"expected shape {shape} (that of its denominator) for {key!r}, got {found}")
     if name in _WIDENED:
         if on_host(array):
-            array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+            with np.errstate(all="ignore"):  # of a signalling NaN, whatever numpy is told to do
+                array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     elif name not in _KEPT:
         how = "x.astype(np.float32)" if isinstance(array, np.ndarray) else "x.float()"
         raise RecordingError(

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from .clock import LATEST_US
-from .errors import ManifestError
+from .errors import LogError, ManifestError
 from .manifest import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LARGEST_NUMBER: Final = 999_999_999  # of attempts and ranks: they are parts of names
+# The outcome that a claim says which stands for a lost one.
+LOST: Final = "unknown: its claim was lost, where it resumed is known by its commits alone"
 _FILE: Final = re.compile(r"([0-9]{4}|[1-9][0-9]{4,8})\.json")
 
 
@@ -31,7 +33,7 @@ class Attempt:
     resume_step: int | None = None
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     version_info: dict[str, Any] = field(default_factory=dict[str, Any])
-    outcome: str | None = None  # "finished", "exception: …", "signal: …"; None: running, or killed
+    outcome: str | None = None  # "finished", "exception: …", "signal: …", LOST; None: running, or killed
     ended_us: int | None = None
 
 
@@ -47,6 +49,13 @@ _FIELDS: Final[dict[str, type]] = {
     **dict.fromkeys(("host", "role", "session", "outcome"), str),
     **dict.fromkeys(("config", "version_info"), dict),
 }
+
+
+def check_number(number: int, what: str) -> int:
+    """Return a rank or an attempt; LogError when it cannot be part of a file name."""
+    if not 0 <= number <= LARGEST_NUMBER:
+        raise LogError(f"expected {what} of 0 to {LARGEST_NUMBER}, got {number}")
+    return number
 
 
 def attempt_of(path: Path, claim: dict[str, Any]) -> Attempt:

@@ -6,9 +6,8 @@ lengths (`cu_seqlens`, as variable-length attention takes them: 0, n0, n0 + n1, 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,11 @@ import numpy as np
 from . import arrays
 from .device import Held
 from .errors import RecordingError, RecordingTypeError
+from .tags import as_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 _EXPECTED = "expected cu_seqlens (integers 0, n0, n0 + n1, … in one dimension)"
@@ -42,7 +44,7 @@ class Batch:
         return cls(
             None if cu_seqlens is None else _bounds(cu_seqlens),
             None if sample_ids is None else _ids(sample_ids),
-            None if tags is None else _tags(tags),
+            None if tags is None else as_json(tags),
         )
 
     def of(self, mask: Any, key: str) -> Batch:
@@ -104,7 +106,7 @@ def _bounds(given: Any) -> NDArray[np.int64] | Held:
 
 
 def _read_bounds(given: Any) -> NDArray[np.int64] | Held:
-    array: Any = np.asarray(given) if isinstance(given, (list, tuple)) else given
+    array: Any = np.asarray(given) if _is_list(given) else given
     name = arrays.dtype_name(getattr(array, "dtype", f"a {type(given).__name__}"))
     if not name.startswith(("int", "uint")):
         raise RecordingTypeError(f"{_EXPECTED}, got {name}")
@@ -113,6 +115,11 @@ def _read_bounds(given: Any) -> NDArray[np.int64] | Held:
     if arrays.on_host(array):
         return _on_host(np.array(array.tolist(), np.int64))
     return Held(array.detach())
+
+
+def _is_list(given: Any) -> bool:
+    """Whether it is a list, or stands for one, as a range does."""
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes, bytearray, memoryview))
 
 
 def _on_host(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -144,18 +151,9 @@ def _ids(given: Any) -> tuple[str, ...]:
     expected = "expected sample_ids as a list of str or int"
     if hasattr(given, "tolist") and arrays.on_host(given):
         given = given.tolist()
-    if not isinstance(given, (list, tuple)):
+    if not _is_list(given):
         raise RecordingTypeError(f"{expected}, got {type(given).__name__}")
     for each in given:
         if not isinstance(each, (str, int)) or isinstance(each, bool):
             raise RecordingTypeError(f"{expected}, got {type(each).__name__} {each!r:.80} in it")
     return tuple(arrays.as_id(str(each)) for each in given)
-
-
-def _tags(given: Any) -> str:
-    if not isinstance(given, Mapping):
-        raise RecordingTypeError(f"expected tags as a dict, got {type(given).__name__}")
-    try:
-        return json.dumps(dict(given), sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise RecordingTypeError(f"expected tags that JSON can hold, got {given!r:.80} ({error})") from None

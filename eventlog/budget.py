@@ -7,6 +7,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from .arrays import is_whole
 from .errors import LogError
 from .segment import Pruned
 
@@ -25,8 +26,8 @@ _AMOUNT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 def as_bytes(given: int | str, what: str = "a payload budget", *, least: Literal[0, 1] = 1) -> int:
     """Return an amount in bytes: an integer of `least` or more, or a text such as "2.5 GiB"; LogError."""
-    if isinstance(given, int) and not isinstance(given, bool) and given >= least:
-        return given
+    if is_whole(given) and given >= least:
+        return int(given)
     match = _AMOUNT.fullmatch(given) if isinstance(given, str) else None
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = float(match[1]) * unit if match and unit else -1

@@ -27,3 +27,11 @@ def conformed(batch: pa.RecordBatch, stream: Stream, columns: tuple[str, ...] | 
     names = set(batch.schema.names)
     found = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in fields]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
+
+
+def as_written(batch: pa.RecordBatch, written: pa.Schema) -> tuple[pa.RecordBatch, list[str]]:
+    """Return rows of this version with the columns of another one, and which of those are null for want."""
+    names = set(batch.schema.names)
+    found = [batch[f.name] if f.name in names else pa.nulls(batch.num_rows, f.type) for f in written]
+    lacking = [field.name for field in written if field.name not in names]
+    return pa.RecordBatch.from_arrays(found, schema=written.remove_metadata()), lacking

@@ -71,6 +71,11 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is something that is no folder, be it by a link: it will not become one by itself."""
+    return os.path.exists(path) and not is_folder(path)  # noqa: PTH110 - also where one may not look
+
+
 def is_gone(path: Path, inode: int, fd: int) -> bool:
     """Whether an open file no longer lies where it was made; False where nobody can say."""
     try:

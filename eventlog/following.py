@@ -12,16 +12,20 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .errors import NotARunError
-from .files import fixed
+from .files import fixed, is_file
+from .gaps import missing
 from .life import is_dead, read_end
 from .reader import RunReader, by_session
 from .schema import ENTRY_SIZE, IndexRecord, RecordType, Stream
 from .sealed import READ_BYTES
-from .windows import Completeness
+from .segment import loss_of
+from .shortfall import bound
+from .windows import Completeness, WindowSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .losses import Lost
     from .rundir import Problem, Producer, SegmentFile
+    from .segment import Loss
 
 PATIENCE_SECONDS: Final = 5.0  # a damaged frame of a live process may only be late, on a network file system
 _AT_ONCE: Final = 64  # commits
@@ -77,12 +83,32 @@ class Follower:
         """What could not be read of what was told so far."""
         return self.reader.problems if self.reader else []
 
+    @property
+    def losses(self) -> list[Lost]:
+        """What is lost of the commits so far, and of the records of those that were told, and of whom.
+
+        As the processes noted it, and as numbers that are missing show; with its step where that is known.
+        Without steps that a later process of the same role and rank committed.
+        """
+        return [lost for session in self._sessions.values() for lost in self._left(session)]
+
+    def _left(self, session: _Session) -> Iterator[Lost]:
+        for who, loss in session.losses():
+            kin = (other for other in self._sessions.values() if other.follows(who))
+            if loss.step is None or not any(loss.step in other.steps for other in kin):
+                yield who, loss
+
     def poll(self) -> Iterator[Followed]:
-        """Yield what has been committed since the last poll; FormatVersionError for a run that is too new."""
+        """Yield what has been committed since the last poll.
+
+        NotARunError for a file, which is never a run; FormatVersionError for a run that is too new.
+        """
         if self.reader is None:
             try:
                 self.reader = RunReader(self._path)
             except NotARunError:
+                if is_file(self._path):
+                    raise
                 return
         for files in by_session(self.reader.run.segments(Stream.RECORDS, Stream.COMMITS)):
             name = files[0].session
@@ -121,8 +147,8 @@ def follow(
     `run_dir` need not exist yet; processes, attempts and segments that come later are followed, too. Ends
     when the run has finished and everything is told, after `timeout` seconds in which nothing came, or at
     `stop`. Looks every `poll` seconds. Without `records` only the commits are read. Windows that no commit of
-    their own process binds are not told: ask `RunReader` for them. FormatVersionError for a run of a newer
-    major version.
+    their own process binds are not told: ask `RunReader` for them. NotARunError for a file,
+    FormatVersionError for a run of a newer major version.
     """
     follower, stop = Follower(run_dir, records=records), stop or threading.Event()
     last = time.monotonic()
@@ -181,6 +207,9 @@ class _Session:
         self._with_records = with_records
         self._tails = {Stream.RECORDS: _Tail(), Stream.COMMITS: _Tail()}
         self._commits: list[_Entry] = []
+        self._numbers = Completeness()  # of the commits that were seen
+        self._losses: list[Loss] = []  # as the process noted them
+        self.steps = WindowSet()  # of the commits that were told
         self._records: dict[int, list[_Entry]] = {}  # by window; export rows with the window before them
         self._window = -1  # the last one seen
         self._told = -1  # the windows up to it were told, or no commit binds them
@@ -201,6 +230,24 @@ class _Session:
         end = read_end(own[-1])
         return Sign(own[-1].started_us, end.seen_us, end.ended)
 
+    def follows(self, other: Producer) -> bool:
+        """Whether the process came after another of its role and rank."""
+        own = self._newest
+        if own is None or (own.role, own.rank) != (other.role, other.rank):
+            return False
+        return own.started_us > other.started_us
+
+    def losses(self) -> list[Lost]:
+        """Return what of it is lost, by its own word and by the numbers of its commits."""
+        if self._newest is None:
+            return []
+        newest, reader = self._newest, self._reader
+        who = reader.producer([newest])
+        noted = [loss.window for loss in self._losses if loss.stream is Stream.COMMITS]
+        commits = partial(reader.walk, who, Stream.COMMITS)
+        found = missing(self._numbers, noted, commits(), lambda: is_dead(reader.run, newest))
+        return [(who, loss) for loss in [*bound(self._losses, commits()), *found]]
+
     def _segments(self) -> list[SegmentFile]:
         """List its segments of records anew."""
         if self._newest is None:
@@ -215,6 +262,9 @@ class _Session:
         for file, slot, record in self._tails[Stream.COMMITS].grow(self._reader, commits):
             if record is not None and record.type == RecordType.FRAME:
                 self._commits.append(_Entry(file, slot, record))
+                self._numbers.frame(record, good=True)  # a damaged one is a problem, and no loss
+            elif record is not None and record.type == RecordType.LOSS:
+                self._losses.append(loss_of(Stream.COMMITS, record))
         if self._commits and self._with_records:  # what no commit binds yet need not be kept in mind
             self._look_at_records(self._segments())  # some may have come since the commits were listed
         while self._commits:
@@ -231,6 +281,7 @@ class _Session:
                 self._waiting_since = None
                 self._commits.remove(commit)
                 if told is not None:
+                    self.steps.add(told.step)
                     yield told
 
     def _look_at_records(self, files: Sequence[SegmentFile]) -> None:
@@ -240,6 +291,7 @@ class _Session:
                 self._state.gap()
             elif record.type == RecordType.LOSS:
                 self._state.lost(record.window)
+                self._losses.append(loss_of(Stream.RECORDS, record))
             elif record.type == RecordType.FRAME:
                 self._state.frame(record, good=True)  # until it is read
                 self._window = max(self._window, record.window)

@@ -208,7 +208,7 @@ class Masked:
         flat = mask.reshape(-1)
         index = np.flatnonzero(flat)
         self.selected = len(index)
-        if len(index) > _SMALL_INDEX:
+        if len(index) > _SMALL_INDEX and flat.size <= 1 << 31:  # int32 reaches no further
             index = index.astype(np.int32)
         self.index = None if self.selected == flat.size else index
         self.packed = np.packbits(flat, bitorder="little")

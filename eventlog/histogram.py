@@ -84,10 +84,11 @@ def of(values: Any) -> Counts:
     """Return the counts of floating values (any shape), shape (BUCKETS,); NaN and infinities are in none."""
     flat = np.asarray(values).reshape(-1)
     counts = np.zeros(BUCKETS, np.int64)
-    for start in range(0, len(flat), _AT_A_TIME):
-        part = flat[start : start + _AT_A_TIME].astype(np.float64)
-        finite = np.isfinite(part)
-        counts += np.bincount(_buckets(part if finite.all() else part[finite]), minlength=BUCKETS)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(flat), _AT_A_TIME):
+            part = flat[start : start + _AT_A_TIME].astype(np.float64)
+            finite = np.isfinite(part)
+            counts += np.bincount(_buckets(part if finite.all() else part[finite]), minlength=BUCKETS)
     return counts
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from .rundir import RunDir, SegmentFile
 
 FOLLOWED_SECONDS: Final = 10.0  # two heartbeats: more than clocks of one cluster differ
-_LAST_ENTRIES: Final = 4096  # of an index: more than a process writes between two signs of life
+LAST_ENTRIES: Final = 4096  # of an index: more than a process writes between two signs of life
 
 
 def read_end(file: SegmentFile) -> SealedSegment:
     """Return a segment after reading only the end of its index: by it one knows its last sign of life."""
     with SealedSegment(file, Problems(), newest=True) as segment:
-        for _ in segment.entries(max(0, segment.slots - _LAST_ENTRIES)):
+        for _ in segment.entries(max(0, segment.slots - LAST_ENTRIES)):
             pass
     return segment
 

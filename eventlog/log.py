@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import drained, encode, ending, losses, warning
+from . import claims, drained, encode, ending, losses, warning
 from .arrays import as_step
 from .clock import now_us
 from .errors import ArealMetricsError
@@ -19,6 +19,7 @@ from .rivals import rivals
 from .sampling import Sample
 from .schema import Stream
 from .spill import Spill
+from .tags import plain_tags
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ class Log:
             "version_info": dict(version_info or {}),
         }
         self._finished_before = [a.number for a in self.run.attempts() if a.outcome == "finished"]
-        self._attempt = self.writer.attempt = self.run.claim_attempt(info, self.options.attempt)
+        given = self.options.attempt
+        taken = claims.taken(self.run, self.producer, given=given is not None)
+        self._attempt = self.writer.attempt = self.run.claim_attempt(info, given, taken)
         self._known_attempt, self.leader, self._ended = True, True, False
         return self._attempt
 
@@ -259,9 +262,10 @@ class Log:
         self.note(as_tags(tags))
 
     def note(self, tags: Mapping[str, Any]) -> None:
-        """Add to those tags what an evaluator or a monitor has to say."""
+        """Add to those tags what an evaluator or a monitor has to say; a RecordingError for no JSON."""
+        plain = plain_tags(tags)
         with self._lock:
-            self._tags.update(tags)
+            self._tags.update(plain)
 
     def commit(
         self,
@@ -354,11 +358,14 @@ class Log:
         if got is None:
             return True
         self.writer.not_durable += 1
+        within = f" within {COMMIT_SECONDS:g} s"
         if os.getpid() != self.producer.pid:
             got = "the log of the parent process (a forked child has its own: eventlog.current())"
+        elif self.writer.closed:
+            within, got = "", "a log that is closed"
         warning.warn(
-            f"expected step {step} on disk within {COMMIT_SECONDS:g} s, got {got} "
-            f"({self.not_durable} such commits): {self.run.path}"
+            f"expected step {step} on disk{within}, got {got} ({self.not_durable} such commits): "
+            f"{self.run.path}"
         )
         return False
 

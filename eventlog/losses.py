@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .schema import LossCause, Stream
 from .windows import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from .rundir import Producer
     from .segment import Loss
 
     Place = tuple[Stream, int, int]
+    Lost = tuple[Producer, Loss]
 
 _NAMES = {Stream.RECORDS: "records", Stream.PAYLOAD: "values", Stream.COMMITS: "commits"}
 _OF_WINDOWS = (Stream.RECORDS, Stream.PAYLOAD)  # the window of a commit is its number
+_MOST_RUNS: Final = 8  # of steps, and of commits without a step, that are named
 
 
 class Losses:
@@ -79,13 +82,51 @@ def told(losses: Iterable[Loss]) -> str:
     said: list[str] = []
     lost = list(losses)
     for stream in Stream:
-        own = [loss for loss in lost if loss.stream is stream]
-        steps = ranges(loss.step for loss in own if loss.step is not None)
+        own = [loss for loss in lost if loss.stream is stream and not _is_untraced(loss)]
+        steps = ranges((loss.step for loss in own if loss.step is not None), most=_MOST_RUNS)
         unknown = len({loss.window for loss in own if loss.step is None})
         words = [f"steps {steps}"] if steps else []
-        words += [f"{unknown} window{'s' * (unknown > 1)} without a step"] if unknown else []
+        what = "number" if stream is Stream.COMMITS else "window"
+        words += [f"{unknown} {what}{'s' * (unknown > 1)} without a step"] if unknown else []
         said += [f"{_NAMES[stream]} of {' and '.join(words)}"] if words else []
+    untraced = [loss.detail for loss in lost if _is_untraced(loss)]
+    said += [*untraced[:_MOST_RUNS], *(["…"] if len(untraced) > _MOST_RUNS else [])]
     return "; ".join(said)
+
+
+def concerning(
+    losses: Iterable[Lost], streams: Collection[Stream], since: int | None = None, until: int | None = None
+) -> list[Lost]:
+    """Return what an answer from some streams, of the steps from `since` to `until`, may lack.
+
+    A recording mistake that was refused is none: what was recorded is whole without it.
+    """
+    low, high = (-1 if since is None else since), (1 << 62 if until is None else until)
+    return [
+        (who, loss)
+        for who, loss in losses
+        if loss.stream in streams
+        and loss.cause is not LossCause.REFUSED
+        and (loss.step is None or low <= loss.step <= high)
+    ]
+
+
+def lines(losses: Iterable[Lost]) -> list[str]:
+    """Say what was lost in a line a process: "actor-0: commits of steps 3-7"."""
+    own: dict[tuple[str, int], list[Loss]] = {}
+    for who, loss in losses:
+        own.setdefault((who.role, who.rank), []).append(loss)
+    return [f"{role}-{rank}: {told(some)}" for (role, rank), some in own.items()]
+
+
+def number(losses: Iterable[Lost]) -> int:
+    """Return how many commits, and windows of records or values, were lost."""
+    return sum(loss.rows if _is_untraced(loss) else 1 for _, loss in losses)
+
+
+def _is_untraced(loss: Loss) -> bool:
+    """Whether it is of commits that readers miss, of which `rows` say how many they are."""
+    return loss.stream is Stream.COMMITS and loss.cause is LossCause.MISSING and loss.step is None
 
 
 def _add(losses: dict[Place, Loss], loss: Loss) -> None:

@@ -23,7 +23,9 @@ _FEW_BYTES: Final = 6144  # … unless they are long, as the members of a large 
 _SCHEMA_SIZES: Final = {stream: schema.serialize().size for stream, schema in SCHEMAS.items()}
 _PREFIX: Final = b"\xff\xff\xff\xff"
 _LONGEST_HEAD: Final = 1 << 24
+_SCHEMA: Final = 1
 _BATCH: Final = 3
+_FIRST_COLUMNS: Final = {schema.names[0].encode() for schema in SCHEMAS.values()}
 
 
 class Message(NamedTuple):
@@ -220,6 +222,13 @@ def is_whole(data: Bytes, size: int) -> bool:
     """Whether `size` bytes that begin with `data` are exactly one message."""
     found = head(data)
     return found is not None and found.size == size
+
+
+def begins_stream(data: bytes) -> bool:
+    """Whether bytes begin with the whole schema message of a stream of a run."""
+    found = head(data)
+    said = data[: found.size] if found and found.type == _SCHEMA else b""
+    return found is not None and len(said) == found.size and any(name in said for name in _FIRST_COLUMNS)
 
 
 def _read(data: Bytes, form: str, at: int) -> int:

@@ -68,16 +68,16 @@ def of_matrix(matrix: NDArray[Any]) -> Rows:
     if width == 0:
         return rows
     f = rows.view(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         np.add.reduce(matrix, axis=1, dtype=np.float64, out=f[:, SUM])
-    starts = np.arange(0, n * width, width)  # a position is found in a quarter of the time of a minimum
-    f[:, MIN] = matrix.take(starts + matrix.argmin(axis=1))
-    f[:, MAX] = matrix.take(starts + matrix.argmax(axis=1))
-    # Both find the first NaN, and reach ±Inf, so they alone tell which rows need the slow path; a finite row
-    # whose float64 sum overflows keeps the infinite sum IEEE gives it.
-    unclean = ~(np.isfinite(f[:, MIN]) & np.isfinite(f[:, MAX]))
-    for i in np.flatnonzero(unclean):
-        _separate(matrix[i], rows[i], f[i])
+        starts = np.arange(0, n * width, width)  # a position is found in a quarter of the time of a minimum
+        f[:, MIN] = matrix.take(starts + matrix.argmin(axis=1))
+        f[:, MAX] = matrix.take(starts + matrix.argmax(axis=1))
+        # Both find the first NaN, and reach ±Inf, so they alone tell which rows need the slow path; a finite
+        # row whose float64 sum overflows keeps the infinite sum IEEE gives it.
+        unclean = ~(np.isfinite(f[:, MIN]) & np.isfinite(f[:, MAX]))
+        for i in np.flatnonzero(unclean):
+            _separate(matrix[i], rows[i], f[i])
     return rows
 
 
@@ -111,7 +111,7 @@ def merge(stack: Rows) -> Rows:
     out[..., PRESENT] = stack[..., PRESENT].any(axis=0)
     f, g = stack.view(np.float64), out.view(np.float64)
     g[..., SUM] = 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         for part in f:  # in order: every rank, and the offline reader, adds in the same one
             g[..., SUM] += part[..., SUM]
     np.minimum.reduce(f[..., MIN], axis=0, out=g[..., MIN])
@@ -193,7 +193,7 @@ def totals(rows: Rows) -> NDArray[np.float64]:
 
 def means(rows: Rows) -> NDArray[np.float64]:
     """Return the means of the selected values, shape (n,); NaN where any is NaN, or where COUNT is 0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         out = totals(rows) / rows[:, COUNT]
     out[rows[:, COUNT] == 0] = math.nan
     return out

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from .arrays import as_int
-from .attempt import LARGEST_NUMBER
+from .attempt import LARGEST_NUMBER, check_number
 from .budget import as_bytes
 from .clock import now_us
 from .errors import LogError
 from .overflow import ROOM, SECONDS
-from .rundir import Producer, RunDir, check_number, check_role
+from .rundir import Producer, RunDir, check_role
 from .sampling import size_of
 
 Fsync = Literal[False, "periodic", "commit"]

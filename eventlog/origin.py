@@ -65,14 +65,18 @@ def said_again(path: Path, said: dict[str, Any]) -> None:
 
 
 def runs_in(path: Path) -> set[str]:
-    """Return the ids that the first segments of all processes below a directory say."""
-    return {name for index in _indexes(path) if (name := run_of(index))}
+    """Return the ids that the first segments of all processes below a directory say, without them any."""
+    return _said_by(path, "*/*.0000.idx") or _said_by(path, "*/*.idx")
 
 
-def _indexes(path: Path) -> Iterator[Path]:
+def _said_by(path: Path, names: str) -> set[str]:
+    return {name for index in _indexes(path, names) if (name := run_of(index))}
+
+
+def _indexes(path: Path, names: str) -> Iterator[Path]:
     for root in ("events", "commits"):
         with suppress(OSError):  # a folder that cannot be listed
-            yield from (path / root).glob("*/*.0000.idx")
+            yield from (path / root).glob(names)
 
 
 def run_of(index: Path) -> str:

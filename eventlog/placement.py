@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from .arrays import as_key, as_metric
 from .errors import RecordingError, RecordingTypeError
+from .tags import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,8 +62,9 @@ def checked(metrics: Any) -> tuple[dict[str, float], ...]:
 
 
 def as_tags(tags: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a caller's tags of a commit; a RecordingError for names that evaluators and monitors use."""
-    for name in tags or {}:
-        if str(name).partition("/")[0] in RESERVED:
+    """Return a caller's tags of a commit, as they are written; a RecordingError for those of evaluators."""
+    plain: dict[str, Any] = {} if tags is None else json.loads(as_json(tags))
+    for name in plain:
+        if name.partition("/")[0] in RESERVED:
             raise RecordingError(f"expected no tags under {' or '.join(RESERVED)}, got {name!r}")
-    return dict(tags or {})
+    return plain

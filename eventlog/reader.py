@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from .absence import judge, judge_claims, judge_gone
+from .absence import judge, judge_gone
 from .blocks import Sort, pieces
+from .claims import judge_claims
 from .entries import record_of
 from .files import is_there
 from .gaps import missing
@@ -150,7 +151,7 @@ class RunReader:
                     self._producers[first.session] = known
                     break
         return known or Producer(
-            self.run.id, first.session, first.role, first.rank, "", 0, "", 0, first.started_us
+            self.run.said_id, first.session, first.role, first.rank, "", 0, "", 0, first.started_us
         )
 
     def opened(
@@ -273,6 +274,8 @@ class RunReader:
                     self._judge_nothing(segment, place, state, after=ended)
                 frames = False
                 for run in segment.runs():
+                    if segment.ended and not run.good.any():
+                        break  # foreign bytes: behind the end nothing can be missing
                     self._count_all(segment, run, state, windows)
                     frames |= bool(run.frames.any())
                 if not segment.has_data and (frames or segment.slots):
@@ -283,6 +286,7 @@ class RunReader:
                 ended = segment.ended
                 if ended and place.newest:
                     state.closed.add(stream)
+                    state.counted |= set[Stream]() if windows.gapped else {stream}
                 if stream is Stream.RECORDS:
                     state.ended = ended
                     state.policy = segment.policy or state.policy

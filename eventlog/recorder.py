@@ -7,7 +7,6 @@ masks of its own, see `binding`.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import Counter
@@ -23,6 +22,7 @@ from .frame import FIRST_ROWS, Masked, Series, Spec
 from .overflow import NUMBER_BYTES, Spilled, valve, window
 from .reduction import Kind, ReduceType, Spread
 from .specs import Specs
+from .tags import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,7 +210,7 @@ class Recorder:
         checked = {arrays.as_id(each): arrays.as_scalar(value, full) for each, value in values.items()}
         own = None if step is None else arrays.as_step(step)
         now, step = self._now(own)
-        about = json.dumps(dict(tags or {}), sort_keys=True)
+        about = as_json(tags or {})
         with self.lock:
             spec = self.specs.of(full, Kind.SCALAR, ReduceType.SCALAR)
             self.specs.claim([spec])

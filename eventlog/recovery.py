@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from .absence import claimants
-from .attempt import attempt_of
+from .attempt import attempt_of, is_own, number_of
+from .claims import claimants, leaders, lost, stand_in, why_lost
 from .errors import LogError, ManifestError, RunDirectoryError
 from .files import appearing, is_there
 from .judge import Judge
@@ -24,7 +24,7 @@ from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 from .shortfall import bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .rescue import Progress
     from .rundir import RunDir, SegmentFile
@@ -151,7 +151,8 @@ def _with_problems(reader: RunReader, files: Sequence[FileReport]) -> list[FileR
         path = problem.path.relative_to(root)
         if path not in told and path.with_suffix(".arrows") in told:
             path = path.with_suffix(".arrows")
-        file = told.get(path) or FileReport(path, path.parts[0], size_of(problem.path))
+        kind = _MANIFEST if path.suffix == ".json" else path.parts[0]
+        file = told.get(path) or FileReport(path, kind, size_of(problem.path))
         told[path] = replace(file, problems=(*file.problems, str(problem)))
     return list(told.values())
 
@@ -170,10 +171,11 @@ def recover(
 
     Sealed frames are copied where their checksum is right. Where an index is lost its stream is walked, and
     what is found there is fully validated in a child process, so that no damage ends this one. What is gone
-    is noted in the copy as lost, and its windows as incomplete. The run itself stays as it is. Cursors and
-    derived tables are left behind. `kept(segment, place)` has the rows of frames of payload that cannot be
-    read, as tables hold them (`aggregator.recover` gives it): without it payload that compaction left in
-    tables alone is counted as discarded.
+    is noted in the copy as lost, and its windows as incomplete; in the place of a lost claim stands one
+    whose outcome says so. The run itself stays as it is. Cursors and derived tables are left behind.
+    `kept(segment, place)` has the rows of frames that cannot be read, as tables hold them
+    (`aggregator.recover` gives it): without it payload that compaction left in tables alone is counted as
+    discarded.
     `into` appears when it is complete. RunDirectoryError when it is not empty, or cannot be written;
     NotARunError, FormatVersionError.
     """
@@ -212,7 +214,7 @@ def _claimed(run: RunDir, sessions: Iterable[str]) -> Iterator[Producer]:
     """Yield the processes of which nothing but the claim of an attempt is left."""
     for claim in claimants(run, sessions):
         said = (claim.session, claim.role, claim.rank, "", 0, claim.host, claim.pid, claim.started_us)
-        yield Producer(run.id, *said)
+        yield Producer(run.said_id, *said)
 
 
 def _left(reader: RunReader, files: Iterable[SalvageReport]) -> Iterator[SalvageReport]:
@@ -232,37 +234,45 @@ def _left(reader: RunReader, files: Iterable[SalvageReport]) -> Iterator[Salvage
 def _save_manifest(reader: RunReader, target: Path, producers: Sequence[Producer]) -> SalvageReport:
     path, manifest = Path("run.json"), reader.run.manifest
     reasons = [problem.reason for problem in reader.problems if problem.path.name == path.name]
-    known = {producer.run for producer in producers}
-    if manifest is not None and len(known) == 1:  # which is what run.json says, unless that is another run's
-        manifest = {**manifest, "id": min(known)}
-    elif manifest is None:
+    if manifest is None:
         started = min((producer.started_us for producer in producers), default=0)
-        manifest = {
-            "id": min(known, default=reader.run.id),
-            "format": [FORMAT_MAJOR, FORMAT_MINOR],
-            "created_us": started,
-        }
-    write_json(target / path, manifest)
+        manifest = {"format": [FORMAT_MAJOR, FORMAT_MINOR], "created_us": started}
+    # What run.json says, unless that is lost, or another run's.
+    write_json(target / path, {**manifest, "id": reader.run.said_id})
     return SalvageReport(path, _MANIFEST, discarded=len(reasons), reasons=tuple(reasons))
 
 
 def _save_attempts(reader: RunReader, target: Path) -> list[SalvageReport]:
-    found: list[SalvageReport] = []
-    for path in reader.run.json_files("attempts"):
-        place = path.relative_to(reader.run.path)
-        try:
-            claim = read_json(path)
-            attempt_of(path, claim)
-        except ManifestError as error:
-            reason = str(error).rsplit(": ", 1)[0]
-            found.append(
-                SalvageReport(place, _MANIFEST, discarded=1, discarded_bytes=size_of(path), reasons=(reason,))
-            )
-            continue
-        (target / place).parent.mkdir(exist_ok=True)
-        write_json(target / place, claim)
-        found.append(SalvageReport(place, _MANIFEST))
+    """Save the claims; a lost one gets one in its place, so that its number stays taken."""
+    run, led = reader.run, leaders(reader.run)
+    (target / "attempts").mkdir()
+    found = [_save_claim(reader, path, target, led) for path in run.json_files("attempts")]
+    for number in lost(run, led):
+        place = _stand_in(reader, number, target, led)
+        found.append(SalvageReport(place, _MANIFEST, discarded=1, reasons=(why_lost(led[number]),)))
     return found
+
+
+def _save_claim(reader: RunReader, path: Path, target: Path, led: Mapping[int, SegmentFile]) -> SalvageReport:
+    place, number = path.relative_to(reader.run.path), number_of(path.name)
+    try:
+        claim = read_json(path)
+        attempt_of(path, claim)
+    except ManifestError as error:
+        reason = str(error).rsplit(": ", 1)[0]
+        if number is not None and (number in led or is_own(path)):
+            _stand_in(reader, number, target, led)
+        return SalvageReport(place, _MANIFEST, discarded=1, discarded_bytes=size_of(path), reasons=(reason,))
+    write_json(target / place, claim)
+    return SalvageReport(place, _MANIFEST)
+
+
+def _stand_in(reader: RunReader, number: int, target: Path, led: Mapping[int, SegmentFile]) -> Path:
+    """Write a claim in the place of a lost one; return where."""
+    path = reader.run.attempt_path(number).relative_to(reader.run.path)
+    leader = reader.producer([led[number]]) if number in led else None
+    write_json(target / path, stand_in(number, leader))
+    return path
 
 
 def _streams(files: Iterable[SegmentFile]) -> Iterator[tuple[Stream, list[SegmentFile]]]:

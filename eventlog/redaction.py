@@ -13,12 +13,12 @@ _DEEPEST: Final = 50
 
 # Words of a name. "token" alone would hit pad_token and eos_token, which are no secrets: see _HARMLESS.
 _SECRET_NAME: Final = re.compile(
-    r"(?:api|access|private|secret|signing|encryption|account|ssh)_?keys?(?:_?ids?)?$"
+    r"(?:api|access|private|secret|signing|encryption|account|ssh|hmac)_?keys?(?:_?ids?)?$"
     r"|(?:^|_)(?:wandb|swanlab|openai|anthropic|gemini|google|azure|aws|s3|oss|hf|hub|huggingface|github|gitlab|slack"
     r"|sentry|comet|neptune|mlflow|clearml|deepseek|dashscope|moonshot|mistral|cohere|groq|together|serper|tavily"
     r"|auth|master|license|webhook)_keys?$"
     r"|(?:^|_)(?:token|secret|secrets|pass|password|passwords|passwd|passphrase|pwd|pw|credential|credentials|auth"
-    r"|authorization|cookie|cookies)$"
+    r"|authorization|cookie|cookies|otp|totp)$"
     r"|(?:^|_)(?:apikey|authkey|bearer|pass_word|passcode)$"
 )
 _HARMLESS: Final = re.compile(
@@ -45,7 +45,7 @@ _SECRET_VALUE: Final = re.compile(
     r"|(?<=://)[^/\s:@]*:[^/\s]+(?=@)|(?<=\bhttp://)[^/\s:@]+(?=@)|(?<=\bhttps://)[^/\s:@]+(?=@)"
 )
 _ASSIGNED: Final = re.compile(
-    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=\s*|\s?:\s+))(?=\S)"
+    r"(?P<name>[A-Za-z][\w-]*)(?P<sign>\\*[\"']\s*:\s*|[\"']?(?:\s*=>?\s*|\s?:\s+))(?=\S)"
 )
 _VALUE: Final = re.compile(
     r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\[[^\]]*\]|\{[^}]*\}|[^\s,;&]+", re.DOTALL
@@ -100,19 +100,26 @@ def _snake(name: str) -> str:
 
 
 def _redact(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, str):
-        return _redact_text(value)
     if isinstance(value, Enum):
         return _redact(value.value, depth + 1)
+    if hasattr(type(value), "item") and hasattr(type(value), "ndim") and value.ndim == 0:
+        value = value.item()  # a number of numpy or torch
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):  # not of a class of its own, which no encoder knows
+        return int(value) if -(2**63) <= value < 2**64 else str(int(value))
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return _redact_text(value)
     if depth > _DEEPEST:
         return f"<{type(value).__name__}>"
     if (named := _named(value)) is not None:
         texts = {_text(key): inner for key, inner in named.items()}
         called = texts.get("name", texts.get("key"))  # of {name: HF_TOKEN, value: …}, as containers have it
-        if isinstance(called, str) and "value" in texts:
-            texts["value"] = _redact_named(called, texts["value"], depth + 1)
+        for told in ("value", "val"):
+            if isinstance(called, str) and told in texts:
+                texts[told] = _redact_named(called, texts[told], depth + 1)
         return {name: _redact_named(name, inner, depth + 1) for name, inner in texts.items()}
     if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "ListConfig":
         return _redact_list(list(value), depth + 1)
@@ -122,12 +129,19 @@ def _redact(value: Any, depth: int) -> Any:
 def _text(key: Any) -> str:
     if isinstance(key, tuple):
         return "/".join(map(_text, key))
-    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+    return key.decode(errors="replace") if isinstance(key, bytes) else _encodable(str(key))
+
+
+def _encodable(text: str) -> str:
+    """Return a text with lone surrogates, as names of files may have them, spelled out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _named(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)):  # a named tuple
+        return dict(zip(names, value, strict=False))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     attributes = getattr(value, "__dict__", None)
@@ -168,6 +182,7 @@ def _without_login(before: Any, value: Any) -> Any:
 
 
 def _redact_text(text: str) -> str:
+    text = _encodable(text)
     for pattern in (_HEADER, _SIGNED, _NETRC, _LOGIN):
         text = pattern.sub(rf"\g<before>{REDACTED}", text)
     text = _SECRET_VALUE.sub(REDACTED, text)

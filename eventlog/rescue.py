@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from .absence import absent
 from .rundir import Problems
-from .salvage import Piece, Planner, Source, write
+from .salvage import Piece, Planner, write
 from .schema import LAST_OF_WINDOW, NO_WINDOW, IndexRecord, RecordType, Stream
 from .sealed import SealedSegment
+from .source import Source
 from .windows import Completeness
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .attempt import LARGEST_NUMBER, Attempt, attempt_of, is_own, number_of
+from .attempt import Attempt, attempt_of, check_number, is_own, number_of
 from .clock import now_us
 from .errors import LogError, ManifestError, NotARunError, RunDirectoryError
 from .files import fixed, is_folder, is_link, is_there, why_no_run
@@ -23,7 +24,7 @@ from .redaction import redact_sensitive_config
 from .schema import FORMAT_MAJOR, FORMAT_MINOR, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 OUTCOMES: Final = ("finished", "exception", "signal")
@@ -128,11 +129,10 @@ class SegmentFile:
 
 
 def _start_us(text: str) -> int | None:
-    try:
+    with suppress(ValueError):
         start = datetime.strptime(text, _START_FORMAT).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return (start - _EPOCH) // timedelta(microseconds=1)
+        return (start - _EPOCH) // timedelta(microseconds=1)
+    return None
 
 
 def check_role(role: str) -> str:
@@ -148,13 +148,6 @@ def _is_role(name: str) -> bool:
     return _ROLE.fullmatch(name) is not None and ".." not in name
 
 
-def check_number(number: int, what: str) -> int:
-    """Return a rank or an attempt; LogError when it cannot be part of a file name."""
-    if not 0 <= number <= LARGEST_NUMBER:
-        raise LogError(f"expected {what} of 0 to {LARGEST_NUMBER}, got {number}")
-    return number
-
-
 class RunDir:
     """A run directory, where it lay at first. `manifest` is what run.json says, None when that is lost."""
 
@@ -163,7 +156,6 @@ class RunDir:
         self.manifest = manifest
         self.found = Problems()
         self._claimed: set[int] = set()  # attempts whose files were found to be their own
-        self._said: set[str] | None = None  # the runs that the segments say, once that was asked
 
     @classmethod
     def create(cls, path: str | Path) -> RunDir:
@@ -180,11 +172,8 @@ class RunDir:
                     raise NotARunError(
                         f"expected a run or an empty directory, got {min(foreign)!r} in it: {path}"
                     )
-                born = {
-                    "id": min(runs_in(path), default=uuid.uuid4().hex),  # run.json of a run may be lost
-                    "format": [FORMAT_MAJOR, FORMAT_MINOR],
-                    "created_us": now_us(),
-                }
+                name = min(runs_in(path), default=uuid.uuid4().hex)  # run.json of a run may be lost
+                born = {"id": name, "format": [FORMAT_MAJOR, FORMAT_MINOR], "created_us": now_us()}
                 create_json(path / "run.json", born)
         except (FileExistsError, NotADirectoryError) as error:
             raise NotARunError(f"expected a directory, got a file: {path}") from error
@@ -202,23 +191,31 @@ class RunDir:
         """
         path = fixed(path)
         has_frames = any(is_folder(path / name) for name in _ROOTS)
-        if not is_there(path / "run.json"):
+        why = "is missing: of which run this is the segments alone say"
+        try:
+            if is_there(path / "run.json"):
+                return cls(path, manifest(path / "run.json"))
             if not has_frames:
                 raise NotARunError(f"expected a run directory, got {why_no_run(path)}: {path}")
-            return cls(path, None)
-        try:
-            return cls(path, manifest(path / "run.json"))
         except ManifestError as error:
             if not has_frames:
                 raise
-            run = cls(path, None)
-            run.found.add(Problem(path / "run.json", str(error).rsplit(": ", 1)[0]))
-            return run
+            why = str(error).rsplit(": ", 1)[0]
+        run = cls(path, None)
+        run.found.add(Problem(path / "run.json", why))
+        return run
 
     @property
     def id(self) -> str:
-        """The run's id; without a manifest the directory's name stands in."""
-        return str(self.manifest["id"]) if self.manifest else f"unknown-{self.path.resolve().name}"
+        """The run's id; without a manifest what the segments say, without them the directory's name."""
+        if self.manifest:
+            return str(self.manifest["id"])
+        return min(self._runs, default=f"unknown-{self.path.resolve().name}")
+
+    @property
+    def said_id(self) -> str:
+        """The id that its segments say, where that is one."""
+        return min(self._runs) if len(self._runs) == 1 else self.id
 
     @property
     def problems(self) -> list[Problem]:
@@ -232,13 +229,14 @@ class RunDir:
         """
         if self.manifest is None or name == self.id:
             return True
-        if self._said is None:
-            self._said = runs_in(self.path)
-        if alone := self._said == {name}:
-            self.found.add(
-                Problem(self.path / "run.json", f"is of run {self.id}, all segments of run {name}")
-            )
+        if alone := self._runs == {name}:
+            reason = f"is of run {self.id}, all segments of run {name}"
+            self.found.add(Problem(self.path / "run.json", reason))
         return alone
+
+    @cached_property
+    def _runs(self) -> set[str]:
+        return runs_in(self.path)
 
     # Attempts
 
@@ -260,18 +258,20 @@ class RunDir:
                 return number
         return None
 
-    def claim_attempt(self, info: dict[str, Any], number: int | None = None) -> int:
+    def claim_attempt(
+        self, info: dict[str, Any], number: int | None = None, taken: Iterable[int] = ()
+    ) -> int:
         """Claim the next number (or the given one) for the caller; no two processes get the same.
 
         `info` holds fields of `Attempt`; start, host and pid are filled in when they are missing, secrets
-        are taken out.
+        are taken out. `taken`: of which numbers it is known that there was a claim, though it may be gone.
         LogError when the given number is taken, RunDirectoryError when the directory cannot be written.
         """
-        told = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid(), **info}
-        claim = redact_sensitive_config(told)
-        newest = max(self._attempt_numbers(), default=None)
-        free = itertools.count(0 if newest is None else newest + 1) if number is None else [number]
-        check_number(newest + 1 if number is None and newest is not None else number or 0, "an attempt")
+        own = {"started_us": now_us(), "host": socket.gethostname(), "pid": os.getpid()}
+        claim = redact_sensitive_config(own | info)
+        least = max([*self._attempt_numbers(), *taken], default=-1) + 1
+        free = itertools.count(least) if number is None else {number}.difference(taken)
+        check_number(least if number is None else number, "an attempt")
         try:
             (self.path / "attempts").mkdir(exist_ok=True)
             for wanted in free:
@@ -361,9 +361,8 @@ class RunDir:
 
     def json_files(self, folder: str) -> list[Path]:
         """Return the JSON files in one of the run's folders, sorted."""
-        place = self.path / folder
-        names = self.listed(place)
-        return [place / name for name in names if name.endswith(".json") and not name.startswith(".")]
+        names = self.listed(self.path / folder)
+        return [self.path / folder / name for name in names if name.endswith(".json") and name[0] != "."]
 
     def judge_empty(self, seconds: float) -> None:
         """Let folders of producers without a segment, but for those made in the last seconds, be problems."""

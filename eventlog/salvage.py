@@ -9,17 +9,15 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from .conformity import misfit_of
-from .files import open_file, read_file
-from .message import Decoder, head
+from .conformity import as_written, misfit_of
+from .message import Decoder, compressed_frame, serialize
 from .schema import (
-    ENTRY_SIZE,
     LAST_OF_WINDOW,
     NO_WINDOW,
     SCHEMAS,
@@ -32,121 +30,20 @@ from .schema import (
     fingerprint,
 )
 from .segment import FINGERPRINTS, from_metadata, to_metadata
+from .source import HEAD_BYTES
+from .windows import WindowSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import BinaryIO, Self
+    from typing import BinaryIO
 
     from .judge import Judge
     from .rundir import Producer, SegmentFile
+    from .source import Source
 
     # All rows of a frame by its segment and its place in the index; None where nobody has them.
     Kept = Callable[[SegmentFile, int], pa.RecordBatch | None]
-
-_PREFIX: Final = b"\xff\xff\xff\xff"
-_HEAD_BYTES: Final = 1 << 16
-_SEARCH_BYTES: Final = 1 << 20
-
-
-class Source:
-    """The files of a segment as bytes; a context manager.
-
-    `uid` is what the index's records are sealed with; None when that is lost.
-    """
-
-    def __init__(self, file: SegmentFile) -> None:
-        self.file = file
-        self.index = _bytes(file.index)
-        self.header, self.uid = _header(self.index)
-        self.size = 0
-        self._data: int | None = None
-        with suppress(OSError):
-            self._data = open_file(file.data)
-            self.size = os.fstat(self._data).st_size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._data is not None:
-            os.close(self._data)
-
-    @property
-    def has_data(self) -> bool:
-        """Whether there is a stream."""
-        return self._data is not None
-
-    def read(self, place: int, size: int) -> bytes:
-        """Return the bytes at a place of the stream, as many as can be read."""
-        data = b""
-        with suppress(OSError):
-            while self._data is not None and len(data) < size:
-                if not (more := os.pread(self._data, size - len(data), place + len(data))):
-                    break
-                data += more
-        return data
-
-    def frame(self, record: IndexRecord) -> bytes | None:
-        """Return the bytes an index record speaks of, when they are what it says."""
-        data = self.read(record.offset, min(record.length, max(0, self.size - record.offset)))
-        return data if len(data) == record.length and crc32c(data) == record.crc else None
-
-    def schema(self) -> bytes | None:
-        """Return the schema message when its checksum is right."""
-        record = IndexRecord.unpack(self.index[ENTRY_SIZE : 2 * ENTRY_SIZE], self.uid or b"")
-        return self.frame(record) if self.uid and record and not record.offset else None
-
-    def records(self) -> Iterator[tuple[int, IndexRecord]]:
-        """Yield the records of the index that are right, the schema's aside, each with its place."""
-        stop = len(self.index) - ENTRY_SIZE + 1
-        for at in range(2 * ENTRY_SIZE, stop if self.uid else 0, ENTRY_SIZE):
-            if record := IndexRecord.unpack(self.index[at : at + ENTRY_SIZE], self.uid or b""):
-                yield at // ENTRY_SIZE - 1, record
-
-    def walk(self, start: int, stop: int, decoder: Decoder) -> Iterator[tuple[int, int]]:
-        """Yield place and size of what begins like a whole frame between two places of the stream."""
-        place = start
-        while place + 8 <= stop:
-            size = decoder.size_of(self.read(place, min(_HEAD_BYTES, stop - place)))
-            if size and place + size <= stop:
-                yield place, size
-                place += size
-            else:
-                place = self._next_prefix(place + 8, stop)
-
-    def _next_prefix(self, place: int, stop: int) -> int:
-        """Return where a message may begin next: they lie at multiples of eight."""
-        place -= place % 8
-        while place < stop and (data := self.read(place, min(_SEARCH_BYTES, stop - place))):
-            at = data.find(_PREFIX)
-            while at % 8 and at >= 0:
-                at = data.find(_PREFIX, at + 1)
-            if at >= 0:
-                return place + at
-            place += len(data) + 7 & ~7
-        return stop
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError:
-        return b""
-
-
-def _header(index: bytes) -> tuple[IndexHeader | None, bytes | None]:
-    """Return an index's header when it is intact, and the uid of its records.
-
-    A damaged header may still hold the uid: a record that is right by it proves that.
-    """
-    header = IndexHeader.unpack(index[:ENTRY_SIZE])
-    if header is not None:
-        return header, header.segment_uid
-    uid = index[16:32]
-    entries = (index[at : at + ENTRY_SIZE] for at in range(ENTRY_SIZE, len(index), ENTRY_SIZE))
-    return None, uid if any(IndexRecord.unpack(entry, uid) for entry in entries) else None
-
 
 # The plan
 
@@ -179,17 +76,21 @@ class Plan:
         """The frames that are taken."""
         return [piece for piece in self.pieces if piece.at is not None]
 
-    def discard(self, reason: str, size: int, window: int = NO_WINDOW, rows: int = 0) -> None:
-        """Note a loss, in the copy too."""
+    def leave(self, reason: str, size: int) -> None:
+        """Note what is not taken, though the process has lost nothing by it."""
         self.reasons.append(reason)
         self.discarded += 1
         self.discarded_bytes += size
+
+    def discard(self, reason: str, size: int, window: int = NO_WINDOW, rows: int = 0) -> None:
+        """Note a loss, in the copy too."""
+        self.leave(reason, size)
         self.lose(window, size, rows)
 
-    def take(self, record: IndexRecord, rows: pa.RecordBatch, folder: Path) -> None:
-        """Take a frame's rows, which were kept elsewhere; until they are written they lie in the folder."""
+    def take(self, record: IndexRecord, frame: pa.Buffer, folder: Path) -> None:
+        """Take a frame made anew of rows kept elsewhere; until it is written it lies in the folder."""
         self.spool = self.spool or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it goes with the plan
-        frame, at = rows.serialize(), self.spool.seek(0, os.SEEK_END)
+        at = self.spool.seek(0, os.SEEK_END)
         self.spool.write(frame)
         self.pieces.append(Piece(replace(record, length=frame.size, crc=crc32c(frame)), at, kept=True))
 
@@ -203,21 +104,18 @@ class Planner:
     """Plans the copies of one session's segments of one stream, in their order."""
 
     def __init__(
-        self,
-        stream: Stream,
-        judge: Judge,
-        window_of: Callable[[int], int],
-        folder: Path,
-        kept: Kept | None = None,
+        self, stream: Stream, judge: Judge, window_of: Callable[[int], int], folder: Path, kept: Kept | None
     ) -> None:
-        """`window_of` a record id is asked for payload, and `kept` for rows of it; `folder` takes those."""
+        """`window_of` a record id is asked for payload; `folder` keeps what `kept` has till it is written."""
         self._folder = folder
-        self._kept = kept if stream is Stream.PAYLOAD else None
+        self._kept = kept
         self._stream = stream
         self._judge = judge
         self._window_of = window_of
         self._own = Decoder(SCHEMAS[stream])
         self._next: dict[int, int] = {}  # window: number of its next frame
+        self._ids = WindowSet()  # of the records or commits in the frames taken …
+        self._frames: set[tuple[int, int]] = set()  # … and their lengths and checksums
 
     def refuse(self, source: Source, reason: str) -> Plan:
         """Take nothing of a segment."""
@@ -250,12 +148,14 @@ class Planner:
             return self.refuse(source, reason)
         own = source.header is None or source.header.fingerprint == FINGERPRINTS[self._stream]
         decoder = self._own if own or written is None else Decoder(written)
-        begun = source.read(0, _HEAD_BYTES)
-        found = head(begun)
-        place = found.size if found and found.type == 1 and found.size <= source.size else 0
+        place, told = source.begin, 0
         for slot, record in source.records():
+            lacking, told = slot - told - 1, slot
             if record.type == RecordType.END:
-                self._fill(plan, source, place, source.size, decoder, tail=True)
+                if lacking:
+                    self._fill(plan, source, place, source.size, decoder, tail=True)
+                elif behind := source.size - place:
+                    plan.leave(f"{behind} bytes at {place} lie behind the end of the stream", behind)
                 place = source.size
             if record.type != RecordType.FRAME:
                 plan.pieces.append(Piece(record))
@@ -266,6 +166,9 @@ class Planner:
             self._take(plan, source, slot, record, decoder)
             place = max(place, min(source.size, record.offset + record.length))
         self._fill(plan, source, place, source.size, decoder, tail=True)
+        if not source.has_data and (torn := source.torn):
+            plan.discard(f"{torn} index records: damaged, and the stream that they tell of is missing", 0)
+        self._take_once(plan)
         self._number(plan)
         return plan
 
@@ -288,30 +191,37 @@ class Planner:
                 reason = "" if rows == record.rows else f"expected {record.rows} rows, got {rows}"
             except ValueError as error:
                 reason = str(error)
+        where = f"frame {slot} at {record.offset}, window {record.window}"
         if not reason:
             plan.pieces.append(Piece(record, record.offset))
-        elif (rows := self._kept(source.file, slot) if self._kept else None) is not None:
-            plan.take(record, rows, self._folder)
-        else:
-            where = f"frame {slot} at {record.offset}, window {record.window}"
+        elif (kept := self._kept(source.file, slot) if self._kept else None) is None:
             plan.discard(f"{where}: {reason}", record.length, record.window, record.rows)
+        else:
+            rows, lacking = as_written(kept, decoder.schema)
+            own = decoder is self._own
+            frame = serialize(rows, self._stream) if own else compressed_frame(rows)
+            plan.take(record, frame, self._folder)
+            if lacking:
+                plan.leave(f"{where}: {reason}, and no table has its columns {', '.join(lacking)}", 0)
 
     def _fill(
         self, plan: Plan, source: Source, start: int, stop: int, decoder: Decoder, *, tail: bool = False
     ) -> None:
-        """Look for frames where the index says nothing."""
+        """Look for frames where the index says nothing, up to where another stream begins."""
         place = start
         for at, size in source.walk(start, stop, self._own) if decoder is self._own else ():
             self._skip(plan, source, place, at)
+            if not size:
+                plan.leave(f"{stop - at} bytes at {at} are a second stream", stop - at)
+                return
             place = at + size
             seen = self._judge.look(source.file.data, at, size, self._stream)
             if isinstance(seen, str):
                 plan.discard(f"frame at {at}: {seen}", size)
                 continue
             window = self._window_of(seen.first_id) if self._stream is Stream.PAYLOAD else seen.window
-            record = IndexRecord(
-                RecordType.FRAME, window, 0, 0, 0, seen.first_id, seen.last_id, at, size, seen.rows
-            )
+            ids, crc = (seen.first_id, seen.last_id), crc32c(source.read(at, size))
+            record = IndexRecord(RecordType.FRAME, window, 0, 0, 0, *ids, at, size, seen.rows, crc)
             plan.pieces.append(Piece(record, at, sealed=False))
         self._skip(plan, source, place, stop, tail=tail)
 
@@ -319,16 +229,49 @@ class Planner:
         if start >= stop:
             return
         size = stop - start
-        if tail and self._own.may_begin(source.read(start, min(_HEAD_BYTES, size)), size):
+        if tail and self._own.may_begin(source.read(start, min(HEAD_BYTES, size)), size):
             plan.unfinished = size
         else:
             plan.discard(f"{size} bytes at {start} hold no frame", size)
+
+    def _take_once(self, plan: Plan) -> None:
+        """Let go of found frames whose rows were taken before: of a stream that was appended to itself.
+
+        Several frames may hold parts of a record's payload, and of a large commit: these lie in a row.
+        """
+        for piece in plan.frames:
+            if piece.sealed:
+                self._remember(piece.record)
+        again, before = set[int](), IndexRecord(RecordType.FRAME)
+        for piece in plan.frames:
+            record, (first, last) = piece.record, self._ids_of(piece.record)
+            goes_on = before.window == record.window and before.offset + before.length == record.offset
+            before = record
+            if piece.sealed:
+                continue
+            shared = self._stream is Stream.PAYLOAD or (self._stream is Stream.COMMITS and goes_on)
+            known = not shared and (first in self._ids or last in self._ids)
+            if known or (record.length, record.crc) in self._frames:
+                again.add(id(piece))
+                plan.leave(f"frame at {record.offset}: its rows are there already", record.length)
+            else:
+                self._remember(record)
+        plan.pieces = [piece for piece in plan.pieces if id(piece) not in again]
+
+    def _remember(self, record: IndexRecord) -> None:
+        first, last = self._ids_of(record)
+        self._frames.add((record.length, record.crc))
+        self._ids.update(first, last + 1)
+
+    def _ids_of(self, record: IndexRecord) -> tuple[int, int]:
+        commits = self._stream is Stream.COMMITS
+        return (record.window, record.window) if commits else (record.first_id, record.last_id)
 
     def _number(self, plan: Plan) -> None:
         """Give frames that no index speaks for their place in their window.
 
         Such a frame ends its window when the next one, right behind it, is of another: at the end of a
-        stream, and before a hole, nobody knows.
+        stream, and before a hole, nobody knows. Most commits are one frame: the last one found ends it.
         """
         frames = plan.frames
         for piece, behind in zip(frames, [*frames[1:], None], strict=False):
@@ -337,9 +280,9 @@ class Planner:
             self._next[record.window] = number + 1
             if piece.sealed:
                 continue
-            closed = behind is not None and behind.record.window != record.window
+            goes_on = behind is not None and behind.record.window == record.window
             touches = behind is not None and behind.at == record.offset + record.length
-            last = record.window >= 0 and ((closed and touches) or self._stream is Stream.COMMITS)
+            last = record.window >= 0 and not goes_on and (touches or self._stream is Stream.COMMITS)
             piece.record = replace(record, frame=number, flags=LAST_OF_WINDOW if last else 0)
 
 

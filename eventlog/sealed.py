@@ -76,11 +76,9 @@ class SealedSegment:
         self.seen_us = 0  # last sign of life, in what was read of the index
         self.ended = False  # whether the last record read is the end record
         self.unsealed = 0  # bytes of a frame being written, or that was when the process died
-        self._problems = problems
-        self._newest = newest
-        self._dead, self._owns = dead, owns
-        self._columns = columns
-        self._sealed = 0  # end of the last frame read of the index
+        self._problems, self._newest = problems, newest
+        self._dead, self._owns, self._columns = dead, owns, columns
+        self._last, self._sealed = 0, 0  # place and end of the last frame read of the index
         self.holes: set[int] = set()  # places of frames before which there are bytes that no record seals
         self._decoder: Decoder | None = None
         self.own = False  # whether the columns are those of this version
@@ -246,6 +244,7 @@ class SealedSegment:
                 self.holes.add(slot)
                 reason = f"lacks the records of {size} bytes of frames before this one"
                 self._report(self.index_path, reason, slot, _place(slot))
+            self._last = known.first + int(np.flatnonzero(known.frames)[-1])
             self._sealed = int(frames["offset"][-1] + frames["length"][-1])
         if len(known.good) and known.good[-1]:
             self.ended = bool(known.table["type"][-1] == RecordType.END)
@@ -282,11 +281,12 @@ class SealedSegment:
         begun = self._read(self._data, min(behind, _TAIL_HEAD), self._sealed)
         allowed = self._decoder is not None and self._decoder.may_begin(begun, behind)
         whole = is_whole(begun, behind)
-        if (not growing and (self.ended or whole)) or (whole and self._dead()):
-            allowed = False
-        if behind and not allowed:
+        allowed &= growing or not (self.ended or whole)
+        if behind and not (allowed and not (whole and self._dead())):
             reason = f"{behind} bytes behind the last sealed frame are not read{_SAVED if whole else ''}"
             self._report(self.data_path, reason, None, self._sealed)
+        elif self.has_data and _size(self._data) < self._sealed and not (growing and not self._dead()):
+            self._report(self.data_path, "ends before its last sealed frame does", self._last, self._size)
         else:
             self.unsealed = behind if growing else 0
             self._problems.clear(self.data_path, "tail")

@@ -163,9 +163,10 @@ def _collected(
     specs: list[Spec] = []
     rows: list[Rows] = []
     counts: dict[Spec, Rows] = {}
-    collect(masks, series, frame, None, specs, rows)
-    if recorder.specs.asks:
-        histograms(masks, frame, None, counts)
+    with np.errstate(all="ignore"):  # as an export: whatever numpy is told to do
+        collect(masks, series, frame, None, specs, rows)
+        if recorder.specs.asks:
+            histograms(masks, frame, None, counts)
     frame.seal(None)
     return frame, specs, np.concatenate([moments.empty(0), *rows]), counts
 

@@ -30,5 +30,6 @@ class SessionState:
     prunes: list[Pruned] = field(default_factory=list[Pruned])  # … and what was in them
     told: Told = NOTHING_TOLD  # what the process said of itself with its last sign of life
     bytes: Counter[Stream] = field(default_factory=Counter[Stream])  # on the disk, indexes included
-    closed: set[Stream] = field(default_factory=set[Stream])  # streams whose newest segment ends in order
+    closed: set[Stream] = field(default_factory=set[Stream])  # streams whose newest segment ends in order …
+    counted: set[Stream] = field(default_factory=set[Stream])  # … and of whose last frames no number is lost
     unsealed: Counter[Stream] = field(default_factory=Counter[Stream])  # of a frame begun and not finished

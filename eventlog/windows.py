@@ -87,15 +87,16 @@ class WindowSet(AbstractSet[int]):
         return other
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Return a set of numbers in words: "12-15, 20"."""
+def ranges(numbers: Iterable[int], *, most: int | None = None) -> str:
+    """Return a set of numbers in words: "12-15, 20"; of more than `most` runs only the first, and a "…"."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    said = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:most]]
+    return ", ".join(said if len(said) == len(runs) else [*said, "…"])
 
 
 class Completeness:
@@ -120,6 +121,11 @@ class Completeness:
     def begun(self) -> int | None:
         """The newest window while its last frame is still to come and nothing of it is missing."""
         return self._newest if self._newest in self._open else None
+
+    @property
+    def gapped(self) -> bool:
+        """Whether something unknown is missing behind the newest."""
+        return self._gap
 
     @property
     def incomplete(self) -> WindowSet:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+import tests.patience  # noqa: F401 - for processes that pytest does not begin
 from eventlog.clock import now_us
 from eventlog.reader import RunReader, SessionState
 from eventlog.rundir import Problem, Producer, RunDir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _strptime  # noqa: F401 - loaded at the first use, which somebody else may not be allowed to
 import os
 import shutil
 import socket

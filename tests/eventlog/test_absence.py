@@ -281,6 +281,31 @@ def test_the_run_json_of_another_run_is_told(ended, other):
     assert (name, True) == (read_json(copy / "run.json")["id"], verify(copy).clean)
 
 
+@pytest.mark.parametrize("manifest", ["gone", "of another run"])
+def test_a_process_of_which_nothing_is_left_but_a_name_is_of_the_run(ended, other, manifest):
+    """The copy of a run that has a header alone of a killed process is one run, under its id, and clean."""
+    before, name = windows(ended), read_json(ended / "run.json")["id"]
+    index = index_of(ended, "records")
+    begun = index.with_name(f"20991231T000000.000000Z-{'a' * 32}.records.0000.idx")
+    begun.write_bytes(index.read_bytes()[:ENTRY_SIZE])
+    if manifest == "gone":
+        (ended / "run.json").unlink()
+    else:
+        shutil.copy(other / "run.json", ended / "run.json")
+    report, copy = saved(ended)
+    assert "run.json" in [file.path.name for file in report.files if file.discarded]
+    assert (name, before) == (read_json(copy / "run.json")["id"], windows(copy))
+    assert verify(copy).clean
+
+
+def test_a_run_whose_manifest_is_lost_is_told(ended):
+    """That run.json is gone is damage, of a file that is named."""
+    (ended / "run.json").unlink()
+    found = verify(ended)
+    assert [("run.json", "manifest")] == [(str(f.path), f.kind) for f in found.files if f.problems]
+    assert not found.clean
+
+
 def test_a_run_whose_manifest_is_lost_goes_on_under_its_id(ended):
     """A process that joins a run without run.json makes it anew with the id that the segments say."""
     name = read_json(ended / "run.json")["id"]

@@ -1,6 +1,7 @@
 """The door: what is taken, what is refused, and what the message says."""
 
 import re
+from array import array
 from fractions import Fraction
 
 import numpy as np
@@ -64,7 +65,22 @@ def test_scalars_are_taken_from_every_number(value, number):
     assert arrays.as_scalar(value, "k") == number
 
 
-@pytest.mark.parametrize("value", ["nan", None, [1.0], b"1", object(), torch.ones(2), 1j])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "nan",
+        None,
+        [1.0],
+        b"1",
+        bytearray(b"1"),
+        memoryview(b"1"),
+        array("b", b"1"),
+        np.bytes_(b"1"),
+        object(),
+        torch.ones(2),
+        1j,
+    ],
+)
 def test_other_scalars_are_refused_naming_the_key(value):
     """What is no number raises a TypeError that names the key (report e2)."""
     with pytest.raises(RecordingTypeError, match=r"expected .*number for 'a/k', got"):

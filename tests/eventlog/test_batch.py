@@ -1,5 +1,7 @@
 """What is said of the sequences of masks: checked at the call, kept in the payload."""
 
+import array
+import collections
 import itertools
 import json
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from eventlog import Recorder, arrays, drain, encode
 from eventlog.batch import Batch, parted
-from eventlog.errors import RecordingError
+from eventlog.errors import RecordingError, RecordingTypeError
 
 
 def payload(recorder):
@@ -49,6 +51,8 @@ def test_a_packed_mask_keeps_what_each_sequence_selects(sequences):
         np.array([0, 2, 3, 6], np.uint8),
         torch.tensor([0, 2, 3, 6], dtype=torch.int32),
         torch.tensor([0, 2, 3, 6]),
+        array.array("q", [0, 2, 3, 6]),
+        collections.deque([0, 2, 3, 6]),
     ],
 )
 def test_bounds_are_taken_as_any_integers(bounds):
@@ -57,6 +61,20 @@ def test_bounds_are_taken_as_any_integers(bounds):
     mask = torch.tensor([1, 0, 1, 1, 1, 0], dtype=torch.bool)
     recorder.denominator({"flat": mask, "row": mask[None]}, about={"cu_seqlens": bounds})
     assert [[1, 1, 2], [1, 1, 2]] == [row["selected"] for row in payload(recorder)]
+
+
+def test_a_range_is_a_sequence_of_integers():
+    """It says where sequences of one length lie, and which samples they are."""
+    recorder = Recorder()
+    about = {"cu_seqlens": range(0, 7, 3), "sample_ids": range(2)}
+    recorder.denominator({"m": torch.ones(6, dtype=torch.bool)}, about=about)
+    (row,) = payload(recorder)
+    assert ([3, 3], ["0", "1"]) == (row["selected"], row["sample_ids"])
+    for wrong in (b"\0\3\6", bytearray(b"\0\3\6")):
+        with pytest.raises(RecordingTypeError, match="expected cu_seqlens"):
+            Batch.read(cu_seqlens=wrong)
+        with pytest.raises(RecordingTypeError, match="expected sample_ids"):
+            Batch.read(sample_ids=wrong)
 
 
 def test_a_mask_with_one_element_a_sequence_stands_beside_packed_ones():

@@ -105,7 +105,7 @@ def test_the_user_is_warned_well_before_and_once(tmp_path):
         recorder.denominator({"m": np.ones((100, 250), bool)})
         recorder.stat("m", {"x": np.full((100, 250), step, np.float32)})
         log.write(eventlog.drain([recorder]).frame)
-        assert log.writer.flush(20)
+        assert log.writer.flush(60)
         with warnings.catch_warnings(record=True) as now:
             warnings.simplefilter("always")
             assert log.commit(0, step, step)
@@ -269,12 +269,12 @@ def test_without_a_budget_nothing_is_removed(tmp_path):
 
 @pytest.mark.parametrize(("given", "expected"), [(0, 0), ("0", 0), ("0MB", 0), (1, 1), ("1kB", 1000)])
 def test_an_amount_may_be_none_where_that_means_something(given, expected):
-    """With `least=0` nothing is an amount, too: no limit, say (report h4)."""
+    """With `least=0` nothing is an amount, too: no limit, say."""
     assert expected == as_bytes(given, least=0)
 
 
 @pytest.mark.parametrize("given", [-1, False, "-1", "0 XB", "0.5"])
 def test_less_than_nothing_is_refused(given):
-    """What is asked for is what is taken: 0 or more (report h4)."""
+    """What is asked for is what is taken: 0 or more."""
     with pytest.raises(LogError, match=r"expected spill_bytes in bytes of 0 or more, .*, got"):
         as_bytes(given, "spill_bytes", least=0)

@@ -167,6 +167,7 @@ def test_a_process_on_a_hanging_disk_ends(disk, name):
     """Exports, commits, stop and exit come back from a disk that never answers (report b15)."""
     script = f"""
     import warnings, eventlog
+    import tests.patience
     from eventlog import log as house, process
     warnings.simplefilter("ignore")
     log = eventlog.start(root + "/run")
@@ -246,7 +247,7 @@ def test_a_full_disk_does_not_stop_training(mounted):
         windows.add(frame.window)
         log.write(frame)
         durable = log.commit(0, number, number)
-        log.writer.flush(20)
+        log.writer.flush(60)
         return durable
 
     with warnings.catch_warnings():

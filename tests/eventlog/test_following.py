@@ -5,11 +5,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 import eventlog.following
-from eventlog.errors import FormatVersionError
+from eventlog import losses
+from eventlog.errors import FormatVersionError, NotARunError
 from eventlog.following import Follower, follow
 from eventlog.manifest import write_json
 from eventlog.message import head
@@ -242,6 +244,7 @@ def test_what_is_late_is_waited_for(tmp_path, writer, monkeypatch, late):
     put(writer, 0, 1)
     root = tmp_path / "run" / ("events" if late == "records" else "commits")
     data = max(root.rglob("*.arrows" if late == "commits" else "*.records.*.arrows"))
+    monkeypatch.setattr(eventlog.following, "PATIENCE_SECONDS", 60.0)
     whole = data.read_bytes()
     data.write_bytes(whole[:-100])
     follower = Follower(tmp_path / "run")
@@ -265,6 +268,17 @@ def test_a_newer_run_is_refused(tmp_path):
         list(follow(tmp_path))
 
 
+def test_a_file_is_refused(tmp_path):
+    """A file never becomes a run: it is not waited for, as a directory, or a link to nothing, is."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nothing")
+    for path in (tmp_path / "folder", tmp_path / "none", tmp_path / "link"):
+        assert [] == list(Follower(path).poll())
+    with pytest.raises(NotARunError, match=f"expected a run directory, got a file: {tmp_path / 'file'}$"):
+        list(follow(tmp_path / "file"))
+
+
 def test_what_is_written_between_two_looks_is_not_missed(tmp_path, writer):
     """However writing and polling fall together, nothing is missed and nothing comes twice."""
     follower, seen = Follower(tmp_path / "run"), []
@@ -275,3 +289,44 @@ def test_what_is_written_between_two_looks_is_not_missed(tmp_path, writer):
     settle(writer)
     seen += windows(follower.poll())
     assert list(range(200)) == seen
+
+
+def test_commits_that_left_no_trace_are_losses(tmp_path):
+    """The numbers that are missing say so, between which steps."""
+    with RunBuilder(tmp_path / "run") as run:
+        first = run.producer("actor", attempt=0)
+        for step in (0, 1, 4):
+            first.commits = step  # of those between nothing is left
+            first.commit(step, time=step, leader=True)
+        follower = Follower(run.path)
+        run.close()
+        assert [0, 1, 4] == [told.step for told in follower.poll()]
+        assert (["actor-0: commits 2 to 3 of attempt 0, after step 1 and before step 4"], []) == (
+            losses.lines(follower.losses),
+            follower.problems,
+        )
+        assert 2 == losses.number(follower.losses)
+
+
+def test_losses_that_processes_noted_are_told_with_their_steps(tmp_path):
+    """Of the commits, and of the records where they are followed."""
+    run = RunDir.create(tmp_path / "run")
+    with closing(Writer(run, producer(run))) as writer:
+        for window in range(3):
+            put_window(writer, window)
+        settle(writer)
+        for stream in (Stream.RECORDS, Stream.COMMITS):
+            writer.put(stream, lambda: 1 / 0, window=3, nbytes=1, step=3)
+        put_window(writer, 4)
+        settle(writer)
+    follower = Follower(run.path)
+    assert [0, 1, 2, 4] == [told.number for told in follower.poll()]
+    assert ["actor-0: records of steps 3; commits of steps 3"] == losses.lines(follower.losses)
+    metrics = Follower(run.path, records=False)
+    list(metrics.poll())
+    assert ["actor-0: commits of steps 3"] == losses.lines(metrics.losses)
+    with closing(Writer(run, producer(run))) as again:  # the rank goes back, and commits the step after all
+        put(again, *range(4))
+    for one in (follower, metrics):
+        list(one.poll())
+        assert [] == one.losses

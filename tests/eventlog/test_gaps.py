@@ -65,7 +65,7 @@ def run(tmp_path):
 
 
 def test_a_damaged_commit_is_named(run):
-    """A commit whose frame is damaged is a loss with the steps around it, and verify is not clean (d8)."""
+    """A commit whose frame is damaged is a loss with the steps around it, and verify is not clean."""
     spoil(run, 3)
     expected = missing(2, "commit 2, after step 1 and before step 3")
     assert [expected] == lost(run)

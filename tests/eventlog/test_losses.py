@@ -112,7 +112,7 @@ def test_the_user_is_told_once_that_values_are_lost(tmp_path, monkeypatch):
     for step in range(3):
         recorder.scalar({"x": step})
         log.write(eventlog.drain([recorder]).frame)
-        assert log.writer.flush(20)
+        assert log.writer.flush(60)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert log.commit(0, step, step)

@@ -19,6 +19,7 @@ from tests.storage import producer
 PRELUDE = """
 import atexit, multiprocessing, os, signal, sys, threading, time
 import eventlog
+import tests.patience
 from eventlog import Recorder, drain
 
 def record(value):
@@ -156,11 +157,17 @@ def test_the_end_does_not_wait_long_for_an_export(tmp_path):
     """A tracker that another thread is exporting is left out, and what the others hold is written."""
     code = """
     main()
-    busy, left = Recorder("busy"), Recorder()
+    busy, left, taken = Recorder("busy"), Recorder(), threading.Event()
     busy.scalar({"y": 2})
     left.scalar({"z": 3})
-    threading.Thread(target=lambda: busy.lock.acquire() and time.sleep(20), daemon=True).start()
-    time.sleep(0.2)
+
+    def export():
+        with busy.lock:
+            taken.set()
+            time.sleep(1000)
+
+    threading.Thread(target=export, daemon=True).start()
+    taken.wait()
     """
     assert 0 == run(tmp_path, code)
     assert [1.0, 3.0] == values(tmp_path)

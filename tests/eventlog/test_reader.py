@@ -194,7 +194,8 @@ def test_frames_alone_are_enough(ten):
     """Without the manifest, or anything else but the frame files, everything is read (report b6)."""
     (ten / "run.json").unlink()
     told = tell(ten)
-    assert (list(range(10)), []) == (told.windows(), told.problems)
+    missing = [(ten / "run.json", "is missing: of which run this is the segments alone say")]
+    assert (list(range(10)), missing) == (told.windows(), [(p.path, p.reason) for p in told.problems])
     assert ["actor"] == [who.role for who in told.reader.producers()]
 
 
@@ -246,6 +247,18 @@ def test_the_states_are_right_without_reading_first(ten):
     assert {4} == reader.sessions()[0].incomplete
 
 
+@pytest.mark.parametrize("kind", ["records", "payload", "commits"])
+def test_a_stream_that_was_cut_is_told_without_reading_it(ten, kind):
+    """Where frames need not be read, as those in tables and of payload, their stream's size still tells."""
+    data = min(file for file in ten.glob("*/*/*.arrows") if kind in str(file.relative_to(ten)))
+    data.write_bytes(data.read_bytes()[:-8])
+    reader = RunReader(ten)
+    reader.leave_out({data: WindowSet(range(1, 100))})
+    reader.sessions()
+    (problem,) = reader.problems
+    assert (data, "ends before its last sealed frame does") == (problem.path, problem.reason)
+
+
 def test_a_torn_tail_costs_its_frame_only(tmp_path):
     """Cut off in the last frame, all before it and all other ranks are read; the file stays (report g2)."""
     for rank in (0, 1):
@@ -255,7 +268,7 @@ def test_a_torn_tail_costs_its_frame_only(tmp_path):
     told = tell(tmp_path)
     assert [0, 1, 2, 3, 0, 1, 2] == told.windows()
     assert [data] == [problem.path for problem in told.problems]
-    assert "expected a frame of" in told.reasons()
+    assert "ends before its last sealed frame does" in told.reasons()
     assert data.exists()
 
 

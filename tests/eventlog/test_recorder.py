@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import mmap
 import threading
 import weakref
 
@@ -51,6 +52,24 @@ def test_a_stat_binds_to_the_mask_current_at_its_call(recorder):
     recorder.denominator({"m": mask(1, 0)})
     recorder.stat("m", {"x": x})
     assert [5.0, 1.0] == [moments.mean(row) for row in rows(drain([recorder]))["x"]]
+
+
+def zeros(n, dtype):
+    """Return n zeros that take no memory but where they are written to, nor is any set aside for them."""
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    size = n * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), dtype)
+
+
+def test_a_mask_selects_beyond_what_32_bits_count(recorder):
+    """A value at a place of 2**31 or more is the one that is selected there."""
+    elements, selected = 2**31 + 20_000, 10_000
+    m, x = zeros(elements, np.bool_), zeros(elements, np.float32)
+    m[-selected:], x[0], x[-selected:] = True, -7.0, np.arange(1, selected + 1)
+    recorder.denominator({"m": m})
+    recorder.stat("m", {"x": x})
+    (row,) = rows(drain([recorder]))["x"]
+    assert (5000.5, 1.0, 10_000.0) == (moments.mean(row), moments.least(row), moments.greatest(row))
 
 
 def test_masks_and_values_are_captured_when_recorded(recorder):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eventlog.attempt import LOST
 from eventlog.errors import NotARunError, RunDirectoryError
 from eventlog.judge import Judge, Seen
 from eventlog.manifest import write_json
@@ -257,7 +258,8 @@ def test_a_torn_header_loses_nothing(ten, saved):
 
 def test_a_hole_in_the_index_is_bridged(ten, saved):
     """A frame whose index record alone is damaged is found between its neighbours."""
-    flip(only(ten, RECORDS_INDEX), 6 * ENTRY_SIZE + 20)
+    for place in (20, 21):
+        flip(only(ten, RECORDS_INDEX), 6 * ENTRY_SIZE + place)
     report, told = saved(ten)
     assert (10, 1, 0) == (
         of(report, RECORDS_DATA).frames,
@@ -265,6 +267,38 @@ def test_a_hole_in_the_index_is_bridged(ten, saved):
         of(report, RECORDS_DATA).discarded,
     )
     assert set(range(10)) == told.states[0].complete
+
+
+@pytest.mark.parametrize("place", [11, 16, 40, ENTRY_SIZE + 40, 6 * ENTRY_SIZE + 20, 11 * ENTRY_SIZE + 1])
+def test_one_bit_of_an_index_costs_nothing(ten, saved, place):
+    """Header and records whose checksum is right but for one bit are read: every frame is still sealed."""
+    flip(only(ten, RECORDS_INDEX), place)
+    report, told = saved(ten)
+    file = of(report, RECORDS_DATA)
+    assert (10, 0, 0) == (file.frames, file.unverified, file.discarded)
+    assert set(range(10)) == told.states[0].complete
+    assert told.states[0].ended
+
+
+def test_records_of_a_stream_that_is_gone_are_counted(ten, saved):
+    """Where neither a record nor its frame is left, the report and the copy say so."""
+    only(ten, "*.payload.0000.arrows").unlink()
+    for place in (20, 21):
+        flip(only(ten, "*.payload.0000.idx"), 6 * ENTRY_SIZE + place)
+    report, _ = saved(ten)
+    file = of(report, "*.payload.0000.arrows")
+    assert (0, 10) == (file.frames, file.discarded)
+    assert "1 index records: damaged, and the stream that they tell of is missing" == file.reasons[-1]
+
+
+def test_a_damaged_schema_message_costs_nothing(ten, saved):
+    """Where it ends the index says: the head of the stream may be damaged, too."""
+    for place in (2, 6, 300):
+        flip(only(ten, RECORDS_DATA), place)
+    report, told = saved(ten)
+    assert report.complete
+    assert list(range(10)) == told.windows()
+    assert [] == told.states[0].losses
 
 
 def test_the_walk_goes_on_behind_a_hole(ten, saved):
@@ -358,13 +392,13 @@ def test_payload_that_compaction_moved_is_counted(ten, saved):
 
 
 def test_manifests_are_saved_or_made_anew(ten, saved):
-    """A damaged run.json is made anew with the id its segments know; a damaged claim is discarded."""
+    """A damaged run.json is made anew with the id its segments know; a damaged claim leaves its number."""
     known = RunDir.open(ten).id
     flip(ten / "run.json", 30)
     flip(only(ten, "0000.json"), 30)
     report, told = saved(ten)
     assert known == told.reader.run.id
-    assert [] == told.reader.run.attempts()
+    assert [(0, LOST)] == [(claim.number, claim.outcome) for claim in told.reader.run.attempts()]
     assert ["run.json", "0000.json"] == [file.path.name for file in report.files if file.discarded]
 
 
@@ -453,7 +487,7 @@ def test_only_payload_is_pruned(tmp_path, stream):
 
 @pytest.mark.parametrize("examples", [pytest.param(8), pytest.param(300, marks=LONG)])
 def test_whatever_the_damage_the_copy_is_clean(ten, tmp_path_factory, examples):
-    """Whatever is done to a run, its copy reads without a problem, with true rows, and all that was read."""
+    """Whatever is done to a run, its copy reads without a problem, true rows once, and all that was read."""
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(damages=st.lists(DAMAGE, min_size=1, max_size=4), seed=st.integers(0, 1000))
@@ -474,9 +508,12 @@ def _damage_and_save(ten, tmp_path_factory, damages, seed):
     told = tell(root / "saved")
     assert [] == told.problems
     assert set(readable.frames) <= set(told.frames)
+    numbers = set()
     for (stream, *_, window, _, first), rows in told.frames.items():
         number = first // IDS_A_WINDOW if stream is Stream.PAYLOAD else window
         assert BATCHES[stream](number).to_pylist() == rows
+        numbers.add((stream, number))
+    assert len(numbers) == len(told.frames)
     shutil.rmtree(root)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
 from eventlog.redaction import REDACTED, is_secret_name
 from replay import redact_sensitive_config
@@ -55,7 +58,7 @@ def test_secrets_go_from_nested_dataclasses_dicts_and_lists() -> None:
      "password", "db.password", "aws_secret_access_key", "private_key", "credentials", "authToken",
      "Authorization", "passwd", "db_pass", "DB_PASSWORD2", "auth", "wandb_key", "openai_key",
      "hf_hub_token_1", "tokens", "user_tokens", "api_keys", "smtp-pass", "authkey", "pass_word", "HFToken",
-     "clientSecretValue", "secret_value", "api_key_list", "pw"],
+     "clientSecretValue", "secret_value", "api_key_list", "pw", "hmac_key", "otp"],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
     """Names that mean a secret are recognised in every spelling."""
@@ -148,6 +151,7 @@ def test_names_that_only_look_like_it_are_left_alone(name: str) -> None:
         ('cmd=run api_keys=["a", "b"] n=1', f"cmd=run api_keys={REDACTED} n=1"),
         ('extra=[{"hf_token": "a"}]', f'extra=[{{"hf_token": {REDACTED}}}]'),
         ("sig=0.5 signature: dense", "sig=0.5 signature: dense"),
+        ("password => abc, n => 1", f"password => {REDACTED}, n => 1"),
     ],
 )
 def test_text_that_looks_like_a_secret_is_replaced(text: str, expected: str) -> None:
@@ -190,3 +194,54 @@ def test_whatever_it_gets_json_can_hold_the_result() -> None:
     said = redact_sensitive_config(config)
     assert '"set": [1]' in json.dumps(said)
     assert {"token": REDACTED, "n": 1} == said["space"]
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Text(str):
+    """A text of a class of its own."""
+
+    __slots__ = ()
+
+
+class Login(NamedTuple):
+    user: str
+    token: str
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.float32(1.5), 1.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (torch.tensor(2.5), 2.5),
+        (Level.HIGH, 3),
+        (Text("x"), "x"),
+        (2**64 - 1, 2**64 - 1),
+        (2**70, str(2**70)),
+        (-(2**63) - 1, str(-(2**63) - 1)),
+        ("a\udc80b", "a\\udc80b"),
+    ],
+    ids=str,
+)
+def test_values_are_plain_numbers_and_texts_that_any_encoder_takes(value: Any, expected: Any) -> None:
+    """Numbers of numpy, enums and own classes become plain; what no tracker can hold becomes text."""
+    said = redact_sensitive_config({"x": value})["x"]
+    assert (type(expected), expected) == (type(said), said)
+
+
+def test_keys_that_are_no_unicode_are_spelled_out() -> None:
+    """The name of a field may come from a file's name."""
+    assert {"a\\udc80": 1} == redact_sensitive_config({"a\udc80": 1})
+
+
+def test_a_named_tuple_has_names() -> None:
+    """Its fields are those of a dataclass, and pairs of a name and `val` are known, too."""
+    assert {"user": "me", "token": REDACTED} == redact_sensitive_config(Login("me", "abc"))
+    assert [{"key": "DB_PASSWORD", "val": REDACTED}] == redact_sensitive_config(
+        [{"key": "DB_PASSWORD", "val": "abc"}]
+    )

@@ -73,7 +73,7 @@ def test_training_that_ends_on_a_full_disk_lists_its_steps(small_disk):
         for step in range(8):
             stats_tracker.scalar(x=step)
             durable = log.commit(0, step, step, [stats_tracker.export_all()])
-            assert log.writer.flush(20)
+            assert log.writer.flush(60)
             if step == 2:
                 fill_up(small_disk / "ballast")
         assert not durable
@@ -125,7 +125,7 @@ with warnings.catch_warnings():
         recorder.scalar({"x": step})
         log.write(eventlog.drain([recorder]).frame)
         log.commit(0, step, 10 + step)
-        assert log.writer.flush(20)
+        assert log.writer.flush(60)
     fault.set("E")
 warnings.simplefilter("always")
 """
@@ -191,7 +191,7 @@ for step in range(40):
         stats_tracker.denominator(m=np.ones(100, bool))
         stats_tracker.stat("m", x=np.random.default_rng(i).random(100, np.float32))
     log.commit(0, step, 100 + step, [stats_tracker.export_all()])
-    assert log.writer.flush(20)
+    assert log.writer.flush(60)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventlog import recover, verify
+from eventlog.attempt import LOST
 from eventlog.errors import FormatVersionError, LogError, ManifestError, NotARunError, RunDirectoryError
 from eventlog.manifest import create_json, read_json, write_json
 from eventlog.rundir import RunDir
 from eventlog.schema import Stream
-from tests.storage import flip, producer, tell, write_run
+from eventlog.writer import Writer
+from tests.storage import flip, producer, put_window, tell, write_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -188,14 +190,31 @@ def test_a_run_that_cannot_be_written_is_said(tmp_path):
 
 
 def test_frames_without_a_manifest_are_a_run(tmp_path):
-    """Without run.json a run is opened by its frames, and one can go on in it (report b6)."""
-    write_run(tmp_path / "lost", 1)
+    """Without run.json a run is opened by its frames, under its id, and one can go on in it (report b6)."""
+    known = write_run(tmp_path / "lost", 1).id
     (tmp_path / "lost" / "run.json").unlink()
-    assert (None, "unknown-lost") == (
-        RunDir.open(tmp_path / "lost").manifest,
-        RunDir.open(tmp_path / "lost").id,
-    )
-    assert RunDir.create(tmp_path / "lost").id == RunDir.open(tmp_path / "lost").id
+    opened = RunDir.open(tmp_path / "lost")
+    assert (None, known) == (opened.manifest, opened.id)
+    said = f"is missing: of which run this is the segments alone say: {tmp_path / 'lost' / 'run.json'}"
+    assert [said] == list(map(str, opened.problems))
+    assert known == RunDir.create(tmp_path / "lost").id
+    assert [] == RunDir.open(tmp_path / "lost").problems
+
+
+def test_the_id_is_what_any_segment_says(tmp_path):
+    """Where the first segments are damaged a later one names the run; where all are, its directory does."""
+    run = RunDir.create(tmp_path / "lost")
+    writer = Writer(run, producer(run), segment_bytes=1)
+    for window in range(3):
+        put_window(writer, window)
+    writer.close()
+    (run.path / "run.json").unlink()
+    for index in run.path.rglob("*.0000.idx"):
+        flip(index, 0)
+    assert run.id == RunDir.open(run.path).id
+    for index in run.path.rglob("*.idx"):
+        flip(index, 1)
+    assert RunDir.open(run.path).id == "unknown-lost"
 
 
 def test_a_damaged_manifest_is_a_problem_beside_frames_and_an_error_without(tmp_path):
@@ -310,10 +329,11 @@ def test_an_attempt_that_says_what_cannot_be_is_a_problem(tmp_path, wrong):
     assert [str(problem)] == [one for file in verify(run.path).files for one in file.problems]
     recover(run.path, saved)
     assert verify(saved).clean
+    assert [None, LOST] == [attempt.outcome for attempt in RunDir.open(saved).attempts()]
 
 
 def test_a_copied_claim_is_no_attempt(tmp_path):
-    """A copy of a claim under another number supersedes nobody, and is a problem (report h4)."""
+    """A copy of a claim under another number supersedes nobody, and is a problem."""
     run = RunDir.create(tmp_path)
     assert 0 == run.claim_attempt({})
     shutil.copy(run.attempt_path(0), run.attempt_path(3))

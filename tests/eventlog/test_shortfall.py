@@ -22,6 +22,7 @@ RECORDING = """
 import os, signal, sys
 import numpy as np
 import eventlog
+import tests.patience
 from aggregator import stats_tracker as tracker
 
 log = eventlog.start(sys.argv[1], **{options!r})
@@ -35,7 +36,7 @@ for step in range({steps}):
     tracker.counter(n=1)
     log.commit(0, step, 10 + step, [tracker.export_all()])
     if step < {stuck}:
-        log.writer.flush(20)
+        assert log.writer.flush(60)
 {end}
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

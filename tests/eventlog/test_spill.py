@@ -319,6 +319,7 @@ def test_what_is_old_is_spilled_by_the_clock(tmp_path, monkeypatch):
 
 def test_the_clock_waits_for_nobody(tmp_path, monkeypatch):
     """While a recorder is in use, or the queue is full, what is old is left for the next look."""
+    monkeypatch.setattr("eventlog.writer.HEARTBEAT_SECONDS", 1e6)  # nobody but the test looks
     log = eventlog.start(tmp_path, spill_seconds=1e-6)
     recorder = eventlog.Recorder()
     fill(recorder, 1)
@@ -402,9 +403,10 @@ def test_what_lies_on_a_device_at_the_end_is_waited_for_a_bounded_time(tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(arrays, "on_host", lambda value: not isinstance(value, torch.Tensor))
         patched.setattr(spill, "settle", broken)
-        for name in ("END_SECONDS", "CLOSE_SECONDS"):
-            patched.setattr(process, name, 0.5 if fault else 9.0)
-        patched.setattr(spill, "LEAVE_SECONDS", 0.1 if fault else 1.0)
+        hangs = fault == "hang"  # else all may take its time
+        patched.setattr(process, "END_SECONDS", 0.5 if hangs else 60.0)
+        patched.setattr(process, "CLOSE_SECONDS", 3.0 if hangs else 60.0)
+        patched.setattr(spill, "LEAVE_SECONDS", 0.1 if hangs else 60.0)
         recorder.denominator({"there": torch.tensor([True, False, True])})
         recorder.stat("there", {"y": torch.tensor([1.0, math.nan, 3.0])})
         recorder.scalar({"here": 1.5, "late": torch.tensor(2.0)})

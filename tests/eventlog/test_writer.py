@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ class Gate:
 
     def __call__(self):
         self.entered.set()
-        self.open.wait(30)
+        self.open.wait(100)
         return [self.batch]
 
 
@@ -78,7 +79,7 @@ def hold(writer, stream=Stream.RECORDS, nbytes=0):
     """Make the writer's thread wait, with `nbytes` of the stream's queue taken."""
     gate = Gate(records(0) if stream is Stream.RECORDS else payload(0))
     writer.put(stream, gate, nbytes=nbytes)
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     return gate
 
 
@@ -133,7 +134,7 @@ def test_records_and_commits_go_before_payload(make):
 
 
 def test_what_is_urgent_waits_for_no_more_than_a_frame_of_payload(make):
-    """A commit is written between two frames of a window's values, and each frame is progress (report h4)."""
+    """A commit is written between two frames of a window's values, and each frame is progress."""
     writer, told = make(), []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -145,12 +146,12 @@ def test_what_is_urgent_waits_for_no_more_than_a_frame_of_payload(make):
         yield note("values", payload(0))
         yield note("values", payload(0))
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(100)
         for _ in range(3):
             yield note("values", payload(0))
 
     writer.put(Stream.PAYLOAD, values, window=0, nbytes=320)
-    assert begun.wait(10)
+    assert begun.wait(60)
     put_records(writer, 0)
     ticket = writer.put(Stream.COMMITS, lambda: [note("commit", commits(0))], window=0, nbytes=300)
     go_on.set()
@@ -162,20 +163,20 @@ def test_what_is_urgent_waits_for_no_more_than_a_frame_of_payload(make):
 
 
 def test_puts_wait_for_a_disk_that_moves_frame_by_frame(make):
-    """A put that waited in vain does not keep the next one from waiting when values went on (report h4)."""
+    """A put that waited in vain does not keep the next one from waiting when values went on."""
     writer = make(payload_queue_bytes=100, block_seconds=0.3)
     begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     def values():
         yield payload(0)
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(100)
         yield payload(0)
         yield payload(0)
-        assert over.wait(30)
+        assert over.wait(100)
 
     writer.put(Stream.PAYLOAD, values, window=0, nbytes=100)
-    assert begun.wait(10)
+    assert begun.wait(60)
     put_payload(writer, 1)
     before, moved = writer.waited, writer.progress
     put_payload(writer, 2)
@@ -189,7 +190,7 @@ def test_puts_wait_for_a_disk_that_moves_frame_by_frame(make):
 
 
 def test_waiting_for_what_was_put_is_measured(make):
-    """Seconds in which a caller waits for its commit count as waited, as those for room do (report h4)."""
+    """Seconds in which a caller waits for its commit count as waited, as those for room do."""
     writer = make()
     gate = hold(writer)
     ticket = put_records(writer, 1)
@@ -205,7 +206,7 @@ def test_wait_means_written(run, make):
     ticket = put_records(writer, 0)
     assert not writer.wait(ticket, 0.05)
     block.open.set()
-    assert writer.wait(ticket, 10)
+    assert writer.wait(ticket, 60)
     assert [0] == tell(run.path).windows()
     gate = hold(writer)
     assert writer.wait(ticket, 0)
@@ -218,7 +219,7 @@ def test_the_thread_takes_no_core_from_one_that_runs(make):
     """It is a batch thread, which interrupts nobody when it is woken; all others stay what they are."""
     before = {each.native_id for each in threading.enumerate()}
     writer = make()
-    assert writer.wait(put_records(writer, 0), 10.0)
+    assert writer.wait(put_records(writer, 0), 60.0)
     (own,) = {each.native_id for each in threading.enumerate()} - before
     assert os.SCHED_BATCH == os.sched_getscheduler(own)
     assert os.SCHED_OTHER == os.sched_getscheduler(threading.get_native_id())
@@ -230,11 +231,11 @@ def test_only_the_last_batch_of_the_last_put_completes_a_window(run, make):
     batches = [records(7).slice(0, 1), records(7).slice(1, 2)]
     put = {"window": 7, "first_id": 700, "last_id": 702, "nbytes": 1}
     writer.put(Stream.RECORDS, lambda: iter(batches), last=False, **put)
-    writer.wait(1, 10)
+    assert writer.wait(1, 60)
     assert [(0, False), (1, False)] == [(r.frame, r.last_of_window) for r in index_of(run.path)]
     assert {7} == tell(run.path).states[0].incomplete
     writer.put(Stream.RECORDS, lambda: iter(batches[:1]), **put)
-    writer.wait(2, 10)
+    assert writer.wait(2, 60)
     assert (2, True) == [(r.frame, r.last_of_window) for r in index_of(run.path)][-1]
     assert [(700, 700), (701, 702), (700, 702)] == [(r.first_id, r.last_id) for r in index_of(run.path)]
     assert {7} == tell(run.path).states[0].complete
@@ -449,7 +450,7 @@ def test_closing_never_takes_longer_than_it_is_given(run, make):
     """A thread that hangs does not hang the process: what is queued is lost and counted (report b15)."""
     writer = make()
     put_records(writer, 0)
-    writer.wait(1, 10)
+    assert writer.wait(1, 60)
     gate = hold(writer)
     put_records(writer, 1)
     put_payload(writer, 2)
@@ -457,7 +458,7 @@ def test_closing_never_takes_longer_than_it_is_given(run, make):
     assert [-1, 1, 2] == sorted(loss.window for loss in writer.losses())
     assert {Cause.CLOSE_TIMED_OUT} == {loss.cause for loss in writer.losses()}
     gate.open.set()
-    writer._thread.join(10)
+    writer._thread.join(60)
     (state,) = tell(run.path).states
     assert (True, {0}, {1}) == (state.ended, state.complete, state.incomplete)
 
@@ -471,7 +472,7 @@ def test_a_waiting_put_is_let_go_by_close(make):
     while not writer._changed._waiters:
         time.sleep(0.001)
     writer.close(0)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     gate.open.set()
 
@@ -486,7 +487,7 @@ from tests.storage import producer, put_records
 run = RunDir.create(sys.argv[1])
 writer = Writer(run, producer(run), records_queue_bytes=100_000)
 def end(*_):
-    assert writer.close(10)
+    assert writer.close(50)
     print(windows, flush=True)
     os._exit(0)
 signal.signal(signal.SIGALRM, end)
@@ -508,7 +509,7 @@ def test_a_forked_child_leaves_the_parents_files_alone(run, make):
     """A child that abandons the writer writes nothing, waits for nothing, and the parent goes on."""
     writer = make()
     put_records(writer, 0)
-    writer.wait(1, 10)
+    assert writer.wait(1, 60)
     gate = hold(writer)
     put_records(writer, 1)
     with warnings.catch_warnings():
@@ -547,7 +548,7 @@ def test_commits_are_synced_when_asked(make, monkeypatch, fsync, synced):
     calls = []
     monkeypatch.setattr("eventlog.segment._sync", calls.append)
     writer = make(fsync=fsync)
-    assert writer.wait(put_window(writer, 0), 10)
+    assert writer.wait(put_window(writer, 0), 60)
     assert synced == len(calls)
 
 
@@ -776,11 +777,14 @@ def test_rivals_survive_damage(run):
 
 def test_no_descriptors_are_left_open(run):
     """Writing and reading give back every descriptor."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
     write_run(run.path, 5, segment_bytes=2000)
     tell(run.path)
     rivals(run, producer(run))
-    assert before == len(list(Path("/proc/self/fd").iterdir()))
+    held = set()
+    for place in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of another thread, and closed meanwhile
+            held.add(place.readlink())
+    assert [] == [path for path in held if path.is_relative_to(run.path)]
 
 
 def test_flush_waits_for_payload_too(tmp_path):
@@ -789,6 +793,6 @@ def test_flush_waits_for_payload_too(tmp_path):
     recorder = eventlog.Recorder()
     recorder.scalar({"x": 1})
     log.write(eventlog.drain([recorder]).frame)
-    assert log.writer.flush(10)
+    assert log.writer.flush(60)
     assert [1] == [batch.num_rows for _, _, batch in eventlog.RunReader(tmp_path).payload()]
     eventlog.stop()
