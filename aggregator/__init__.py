@@ -12,9 +12,10 @@ from eventlog import workflow_context
 
 if TYPE_CHECKING:
     from . import areal, evaluation, stats_tracker
+    from .globs import fits
     from .merge import Export, merge_worker_stats
     from .offline.compact import Compaction, compact
-    from .offline.names import labels
+    from .offline.names import labels, match
     from .offline.restored import recover, verify
     from .offline.session import Session, open_run
     from .offline.statistics import checked_stats
@@ -30,7 +31,9 @@ __all__ = [
     "checked_stats",
     "compact",
     "evaluation",
+    "fits",
     "labels",
+    "match",
     "merge_runs",
     "merge_worker_stats",
     "open_run",
@@ -50,7 +53,9 @@ _HOMES = {
     "Session": "offline.session",
     "checked_stats": "offline.statistics",
     "compact": "offline.compact",
+    "fits": "globs",
     "labels": "offline.names",
+    "match": "offline.names",
     "merge_runs": "offline.union",
     "merge_worker_stats": "merge",
     "open_run": "offline.session",

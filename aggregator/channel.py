@@ -80,6 +80,7 @@ class Request:
     """What an export is; `problem` is what failed on this rank before it came to the channel."""
 
     operation: str | None  # None: it failed before that was known
+    key: str | None  # of which it is the export, where it is not one of all
     session: str
     reset: bool
     step: int
@@ -97,6 +98,7 @@ class Outcome:
     attempt: int
     columns: Columns | None
     error: BaseException | None
+    key: str | None = None  # of what failed, as told by who knew it
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class Channel:
         self._number = 0
         self._attempt = wire.UNSET
         self._closed: str | None = None
+        self._told_key: str | None = None
         self._lock = threading.Lock()
         self._install(plan.Layout(), np.zeros(0, np.int64))
 
@@ -137,10 +140,10 @@ class Channel:
                 error = errors.DesyncError(self._closed)
                 return Outcome(self.members, None, request.attempt, None, error)
             self._number += 1
-            self._attempt = request.attempt
+            self._attempt, self._told_key = request.attempt, None
             columns, error = self._guarded(request, load, rows, counts)
             export_id = None if self._uid is None else f"{self._uid}:{self._number}"
-            return Outcome(self.members, export_id, self._attempt, columns, error)
+            return Outcome(self.members, export_id, self._attempt, columns, error, self._told_key)
 
     def miss(self) -> None:
         """Count an export that this process did not take part in: the next one cannot pass for it."""
@@ -174,7 +177,7 @@ class Channel:
         self._fill(load, None if misfit else at, counts)
         reply = self._round(request, None if misfit else at, load.of(rows), misfit=misfit)
         if reply.most(wire.FAILED):
-            raise self._failure(request.problem)
+            raise self._failure(request)
         if reply.most(wire.MISFIT):
             self._exchange(request, load)
             self._fill(load, self._place(load), counts)
@@ -235,15 +238,22 @@ class Channel:
         received = self._link.gather(wire.joined(self._vector, self._counts))
         vectors, rest = received[:, :size], received[:, size:]
 
-        def count() -> Ints:
-            holders = wire.body(vectors)[:, :, moments.PRESENT].sum(axis=0)
-            counts = rest.reshape(len(rest), -1, histogram.BUCKETS)
-            return layout.count_once(histogram.merge(counts), holders)
+        counts = rest.reshape(len(rest), -1, histogram.BUCKETS)
+        held = wire.body(vectors)[:, :, moments.PRESENT]
 
-        return _Reply(vectors[:, : wire.HEAD], self._ranks, lambda: layout.pool(wire.body(vectors)), count)
+        def pool() -> tuple[Ints, Ints]:
+            rows, unequal = layout.pool(wire.body(vectors))
+            if len(layout.asked_copies):
+                unequal = np.union1d(unequal, layout.unlike(counts, held > 0))
+            return rows, unequal
+
+        def count() -> Ints:
+            return layout.count_once(histogram.merge(counts), held.sum(axis=0))
+
+        return _Reply(vectors[:, : wire.HEAD], self._ranks, pool, count)
 
     def _sum(self) -> _Reply:
-        greatest = self._link.greatest(wire.maxima(self._vector, self._layout))
+        greatest = self._link.greatest(wire.maxima(self._vector, self._layout, self._counts))
         total, layout = self._link.total(wire.sums(self._vector, self._counts)), self._layout
         heads, rows, unequal = wire.read_summed(greatest, total, layout)
         return _Reply(
@@ -279,11 +289,15 @@ class Channel:
 
     # -- what went wrong ---------------------------------------------------------------------------
 
-    def _failure(self, problem: BaseException | None) -> errors.ReductionError:
-        """Tell each other what failed, and return the error of those who did not."""
+    def _failure(self, request: Request) -> errors.ReductionError:
+        """Tell each other what failed, and of which key; return the error of those who did not fail."""
+        problem = request.problem
         mine = None if problem is None else (_describe(problem), isinstance(problem, errors.AgreementError))
-        told = zip(self.members, self._link.tell(mine), strict=True)
-        failed = [(rank, *what) for rank, what in told if what is not None]
+        told = self._link.tell((request.key, mine))
+        self._told_key = next((key for key, _ in told if key is not None), None)
+        failed = [
+            (rank, *what) for rank, (_, what) in zip(self.members, told, strict=True) if what is not None
+        ]
         text = "; ".join(f"rank {rank}: {what}" for rank, what, _ in failed[:_MOST_LISTED])
         disagreed = all(agreement for _, _, agreement in failed)
         cause = errors.AgreementError if disagreed else errors.PeerError
@@ -302,6 +316,8 @@ class Channel:
                     found = names(slot.key, meta.kind, meta.reduce_type, row)
                     views.setdefault(", ".join(f"{k} = {v!r}" for k, v in found.items()), []).append(rank)
             what = " but ".join(f"{text} on {plan.ranks_text(ranks)}" for text, ranks in views.items())
+            if len(views) == 1:
+                what = f"other values of the same {next(iter(views))}"
             listed.append(f"key {slot.key!r}: expected the same on all ranks (replicated), got {what}")
         return errors.AgreementError(self._text("; ".join(listed)))
 

@@ -56,13 +56,15 @@ class Reduced:
 
     `parts`: the numbers, as names with reduced moments; empty after an error. `exports`: (export id, global
     ranks) of each group that was entered, also after an error. `attempt`: the newest that any rank knew of.
-    `error`: what to raise once the outcome is noted; then every rank has one.
+    `error`: what to raise once the outcome is noted; then every rank has one. `key`: what then was exported,
+    where it was one key and any rank knew which.
     """
 
     parts: tuple[Columns, ...]
     exports: tuple[tuple[str, tuple[int, ...]], ...]
     attempt: int | None
     error: BaseException | None = None
+    key: str | None = None
 
     @property
     def outcome(self) -> str:
@@ -77,6 +79,7 @@ def reduce(
     key_sync_group: ProcessGroup | None = None,
     *,
     operation: str | None,
+    key: str | None = None,
     session: str,
     reset: bool = True,
     step: int | None = None,
@@ -89,16 +92,18 @@ def reduce(
 
     Ranks may hold different keys, in any order, each key once. Keys without a label go to `reduce_group` (or
     stay local without one), labelled ones to the first of the two groups that contains their ranks.
-    `operation` names the call, alike on all ranks (None: this one failed too early to say); `session` this
-    process; `step` and `attempt` are given
-    where known; `error` says that this rank has failed already and brings nothing; `full` that the export
-    covers all keys; `counts` are the histograms of the specs with quantiles, in their order. The same specs
-    again, in the same order, are the fast path.
+    `operation` names the call, alike on all ranks (None: this one failed too early to say), `key` what it
+    exports alone, `session` this process; `step` and `attempt` are given where known; `error` says that this
+    rank has failed already and brings nothing; `full` that the export covers all keys; `counts` are the
+    histograms of the specs with quantiles, in their order. The same specs again, in the same order,
+    are the fast path.
 
     Never raises what ranks can tell each other, see `Reduced.error`: an AgreementError, PeerError or
     DesyncError, or `error` itself. An interrupt inside a collective passes through, and closes the channel.
     """
     channels, problem = _channels(reduce_group, key_sync_group)
+    if problem is not None:
+        _miss_others(channels)
     error = error or problem
     route = _NOWHERE
     if error is None:
@@ -110,7 +115,7 @@ def reduce(
     known = _or_unset(attempt)
     outcomes: list[Outcome] = []
     for channel, load in zip(channels, route.loads or [_NOTHING] * len(channels), strict=True):
-        request = Request(operation, session, reset, _or_unset(step), known, full, error)
+        request = Request(operation, key, session, reset, _or_unset(step), known, full, error)
         try:
             outcomes.append(channel.export(request, load, rows, counts))
         except BaseException:  # an interrupt
@@ -123,13 +128,18 @@ def reduce(
     local = route.local
     columns = [Columns(local.names, local.of(rows).copy(), local.counts_of(counts))] if local.chosen else []
     columns += [o.columns for o in outcomes if o.columns is not None]
-    return Reduced(() if error else tuple(columns), exports, None if known == wire.UNSET else known, error)
+    told = next((o.key for o in outcomes if o.key is not None), None)
+    newest = None if known == wire.UNSET else known
+    return Reduced(() if error else tuple(columns), exports, newest, error, told)
 
 
 def miss(*groups: ProcessGroup | None) -> None:
     """Count an export that ended before it entered its groups: the peers, who did, see it at the next one."""
-    for channel in _channels(*groups)[0]:
+    channels, problem = _channels(*groups)
+    for channel in channels:
         channel.miss()
+    if problem is not None:
+        _miss_others(channels)
 
 
 def agree(flag: bool, group: ProcessGroup | None) -> bool:
@@ -322,6 +332,15 @@ def _channel(group: ProcessGroup) -> Channel:
         if channel is None:
             channel = _registry[group] = Channel(_GroupLink(group))
         return channel
+
+
+def _miss_others(entered: list[Channel]) -> None:
+    """Where a group was refused the peers may be in any other one: their next export must not pass for it."""
+    registry = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    groups: list[ProcessGroup] = list(getattr(registry, "pg_map", ()))  # torch's own, of this rank
+    others = [channel for channel in _channels(*groups)[0] if channel not in entered]
+    for channel in others:
+        channel.miss()
 
 
 def _route(specs: tuple[plan.Spec, ...], channels: list[Channel], *, reduced: bool) -> plan.Route:

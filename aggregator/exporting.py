@@ -69,7 +69,25 @@ def export(
     step: Any = None,
 ) -> Export:
     """Export what the recorders hold, or one key of the only one; `operation` names the call on all ranks."""
-    groups = (reduce_group, key_sync_group)
+    with np.errstate(all="ignore"):  # whatever numpy is told to do, no window is lost to it
+        made = _export(recorders, operation, key, (reduce_group, key_sync_group), reset, step)
+    if made.clashes:
+        warnings.warn(
+            f"expected each name once, got two of {', '.join(map(repr, made.clashes[:5]))} (of two keys or "
+            "trackers); the later one is exported",
+            stacklevel=3,
+        )
+    return made
+
+
+def _export(
+    recorders: Sequence[Recorder],
+    operation: str,
+    key: str | None,
+    groups: tuple[ProcessGroup | None, ProcessGroup | None],
+    reset: Any,
+    step: Any,
+) -> Export:
     call = _Call()
     try:
         drained = _take(call, recorders, operation, key, reset, step, alone=groups == (None, None))
@@ -83,6 +101,7 @@ def export(
         rows,
         *groups,
         operation=call.operation,
+        key=call.key,
         session=_SESSION if log is None else log.producer.session,
         reset=call.reset,
         step=call.step,
@@ -92,19 +111,15 @@ def export(
         counts=counts,
     )
     try:
+        if call.operation is None and reduced.key is not None:
+            drained = _take_as_told(call, recorders, reduced.key)
         made = Export.of(reduced.parts)
     finally:
         if log is not None:  # at the end: it wakes the writer, who needs the interpreter and a core
             tracker = recorders[0].name if len(recorders) == 1 else None
-            _note(log, call, drained, reduced, tracker, alone=reduce_group is None)
+            _note(log, call, drained, reduced, tracker, alone=groups[0] is None)
     if reduced.error is not None:
         raise reduced.error
-    if made.clashes:
-        warnings.warn(
-            f"expected each name once, got two of {', '.join(map(repr, made.clashes[:5]))} (of two keys or "
-            "trackers); the later one is exported",
-            stacklevel=3,
-        )
     return made
 
 
@@ -121,14 +136,16 @@ def _take(
     """Take the window into the log; an interrupt is raised when it is there.
 
     Where something is wrong from the start an export alone takes nothing. In a group it takes what the others
-    take: else it would be in the numbers of the next one.
+    take: else it would be in the numbers of the next one. Which key that is, they may have to tell.
     """
     with call:
         call.log = eventlog.current(export=True)
     with call:
         call.key = None if key is None else recorders[0].exported_key(key)
         call.operation = operation if key is None else f"export {call.key!r}"
+    with call:
         call.reset = bool(reset)
+    with call:
         call.step = None if step is None else as_step(step)
     drained = None
     if call.operation is not None and not (alone and call.error):
@@ -143,6 +160,16 @@ def _take(
             _hand_over(call.log, drained)
     if drained.failed is not None and not isinstance(drained.failed, Exception):
         raise drained.failed
+    return drained
+
+
+def _take_as_told(call: _Call, recorders: Sequence[Recorder], key: str) -> Drained:
+    """Take the key that the others exported, which this rank did not know, out of the next numbers."""
+    call.key = key
+    drained = eventlog.drain(recorders, key=key, reset=call.reset, step=call.step, anyhow=True)
+    with call:
+        if call.log is not None:
+            _hand_over(call.log, drained)
     return drained
 
 

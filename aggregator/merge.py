@@ -13,6 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Export", "merge_worker_stats"]
 
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
+_MIXED: Final = "where some workers sent exports and others plain dicts, merge the exports themselves, of all"
 _COUNTED: Final = (Kind.SCALAR, Kind.TIMING)  # with `k__count` beside `k`
 
 
@@ -71,7 +73,9 @@ class Export(dict[str, float]):
     def update(self, *args: Any, **kwargs: float) -> None:
         """Update as a dict does, and take over what other exports carry."""
         dict.update(self, *args, **kwargs)
-        self.parts += tuple(part for other in args if isinstance(other, Export) for part in other.parts)
+        taken = [part for other in args if isinstance(other, Export) for part in other.parts]
+        if taken:
+            self.parts = _needed((*self.parts, *taken))
 
     def __or__(self, other: Any) -> Export:
         made = Export()
@@ -222,6 +226,18 @@ def _present(columns: Columns) -> list[Key]:
     return [Key(names.keys[i], names.metas[i], columns.rows[i], counts=counts.get(i)) for i in there]
 
 
+def _needed(parts: tuple[Columns, ...]) -> tuple[Columns, ...]:
+    """Return the parts that say something of which no later one says anything."""
+    said: set[str] = set()
+    kept: list[Columns] = []
+    for columns in reversed(parts):
+        keys = set(compress(columns.names.keys, columns.rows[:, moments.PRESENT].tolist()))
+        if not keys <= said:
+            kept.append(columns)
+            said |= keys
+    return tuple(reversed(kept))
+
+
 def _overlap(parts: tuple[Columns, ...]) -> bool:
     seen: frozenset[str] = frozenset()
     for columns in parts:
@@ -258,10 +274,14 @@ def merge_worker_stats(exports: Iterable[Mapping[str, float]], sum_keys: Iterabl
     `base/max`), and what is to be added up without one is named in `sum_keys`. Raises a MergeError naming the
     keys for a mean without a count, and where workers disagree on what a key is.
     """
-    sums = _as_keys(sum_keys)
+    with np.errstate(all="ignore"):
+        return _merged(_as_exports(exports), _as_keys(sum_keys))
+
+
+def _merged(exports: list[Mapping[str, float]], sums: frozenset[str]) -> Export:
     workers: list[list[Key]] = []
     uncounted: set[str] = set()
-    for export in _as_exports(exports):
+    for export in exports:
         keys, plain = export.split() if isinstance(export, Export) else ([], dict(export))
         _refuse_means(keys, sums)
         read, bare = read_plain(plain, sums)
@@ -300,7 +320,9 @@ def _as_exports(exports: Any) -> list[Mapping[str, float]]:
 def _pooled(workers: list[list[Key]], names: Names) -> Export:
     if names.ambiguous:
         twice = [name for name, times in Counter(names.names).items() if times > 1]
-        raise errors.MergeError(f"expected every name from one key, got {_listed(twice)} from two")
+        raise errors.MergeError(
+            f"expected every name from one key, got {_listed(twice)} from two ({_MIXED}; else rename a key)"
+        )
     if not names.keys:
         return Export()
     index = {key: i for i, key in enumerate(names.keys)}
@@ -317,10 +339,20 @@ def _pooled(workers: list[list[Key]], names: Names) -> Export:
     if wrapped:
         keys = _listed(names.keys[i] for i in wrapped)
         raise errors.MergeError(f"expected counts and sums that fit int64, got more for {keys}")
-    if len(unequal):
-        keys = _listed(names.keys[i] for i in unequal)
-        raise errors.MergeError(f"expected the same on all workers (replicated), got different {keys}")
+    different = {names.keys[i] for i in unequal} | _unlike(workers)
+    if different:
+        raise errors.MergeError(
+            f"expected the same on all workers (replicated), got different {_listed(different)}"
+        )
     return Export.of([Columns(names, rows, _pooled_counts(workers, names, stack))])
+
+
+def _unlike(workers: list[list[Key]]) -> set[str]:
+    """Return the replicated keys whose histograms are not equal."""
+    first: dict[str, Ints] = {}
+    copies = [key for keys in workers for key in keys if key.meta.spread is Spread.REPLICATED]
+    asked = [(key.key, key.counts) for key in copies if key.counts is not None]
+    return {key for key, counts in asked if not np.array_equal(first.setdefault(key, counts), counts)}
 
 
 def _wrapped(stack: Ints, rows: Ints, pooled: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -347,8 +379,9 @@ def _agreed(one: Key | None, other: Key) -> Key:
     if one is None or one.meta == other.meta:
         return other if one is None or one.plain else one
     if not (one.plain or other.plain) or suffixes(one.meta) != suffixes(other.meta):
+        hint = f" ({_MIXED})" if one.plain or other.plain else ""
         raise errors.MergeError(
-            f"key {other.key!r}: expected the same on all workers, got {one.meta} but {other.meta}"
+            f"key {other.key!r}: expected the same on all workers, got {one.meta} but {other.meta}{hint}"
         )
     for key in (one, other):
         if key.meta.reduce_type is ReduceType.SUM and key.meta.kind is Kind.STAT:

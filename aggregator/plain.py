@@ -75,7 +75,8 @@ def _family(base: str, left: dict[str, float]) -> list[Key]:
     keys = [_mean(base + _AVG, ReduceType.AVG, left.pop(base + _AVG), number), _sum(base + _COUNT, number)]
     for suffix, reduce_type in ((_MIN, ReduceType.MIN), (_MAX, ReduceType.MAX)):
         if base + suffix in left:
-            row = moments.of([left.pop(base + suffix)])
+            value = left.pop(base + suffix)  # whatever it says of nothing
+            row = moments.of([value] if number else [])
             keys.append(Key(base + suffix, Meta(Kind.STAT, reduce_type), row, plain=True))
     return keys
 

@@ -158,7 +158,7 @@ class Layout:
 
     Attributes: `known`; `wire`, the entries it carries, in wire order; `positions` of those within `known`;
     `hash`, an int64 that names the layout across processes; `shares`, `replicated`, `exact` (integers) and
-    `asked` (which have histograms), wire positions.
+    `asked` (which have histograms), wire positions; `asked_copies`, which of the histograms are of copies.
     """
 
     def __init__(self, epoch: int = 0, known: Iterable[Entry] = (), carried: Iterable[Slot] = ()) -> None:
@@ -174,7 +174,7 @@ class Layout:
         kinds = [entry.meta.kind in (Kind.COUNTER, Kind.DENOMINATOR) for entry in self.wire]
         self.exact = np.flatnonzero(kinds)
         self.asked = np.array([i for i, e in enumerate(self.wire) if e.meta.quantiles], np.intp)
-        self._asked_copies = np.flatnonzero(np.isin(self.asked, self.replicated))
+        self.asked_copies = np.flatnonzero(np.isin(self.asked, self.replicated))
         self._metas = dict(self.known)
         self._wire_index = {entry.slot: i for i, entry in enumerate(self.wire)}
 
@@ -206,7 +206,17 @@ class Layout:
 
     def count_once(self, counts: Ints, holders: Ints) -> Ints:
         """Leave one of the copies in summed histograms; `holders`: how many ranks hold each wire entry."""
-        return histogram.once(counts, holders[self.asked], self._asked_copies)
+        return histogram.once(counts, holders[self.asked], self.asked_copies)
+
+    def unlike(self, counts: Ints, held: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Return the wire positions of copies with unequal histograms, shape (ranks, asked, BUCKETS).
+
+        `held`, shape (ranks, wire), says which ranks have which entries.
+        """
+        at = self.asked[self.asked_copies]
+        copies, there = counts[:, self.asked_copies], held[:, at]
+        first = copies[there.argmax(axis=0), np.arange(len(at))]
+        return at[~((copies == first).all(axis=-1) | ~there).all(axis=0)]
 
 
 def _fingerprint(known: Sequence[Entry], carried: frozenset[Slot]) -> int:

@@ -9,14 +9,15 @@ Counts are exact, a NaN cannot vanish, and the device needs no float64.
 
 *Summed* (large worlds): two all-reduces, MAX over int64 and SUM over float64. MAX carries the head as x and
 ~x (the greatest and the least: unequal means disagreement), extremes as integers of the same order, and what
-is no sum (a share's count, a replicated row). SUM carries float sums as they are, and every int64 as two
-halves of 32 bits, integers that float64 adds exactly for up to 2**21 ranks: so counts stay exact, and each
-all-reduce is one vector of one type, which every backend can reduce. A bucket of a histogram is one float64,
-exact for up to 2**53 values.
+is no sum (a share's count, a replicated row and a number that stands for its histogram). SUM carries float
+sums as they are, and every int64 as two halves of 32 bits, integers that float64 adds exactly for up to 2**21
+ranks: so counts stay exact, and each all-reduce is one vector of one type, which every backend can reduce. A
+bucket of a histogram is one float64, exact for up to 2**53 values.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -105,8 +106,8 @@ def disagreement(heads: Ints, who: Sequence[str]) -> str | None:
 # -- the summed form -------------------------------------------------------------------------------
 
 
-def maxima(filled: Ints, layout: Layout) -> Ints:
-    """Return the vector for the MAX all-reduce."""
+def maxima(filled: Ints, layout: Layout, counts: Ints | None = None) -> Ints:
+    """Return the vector for the MAX all-reduce; `counts` are the histograms."""
     head = np.stack([filled[:HEAD], ~filled[:HEAD]])
     for word in _MAY_BE_UNSET:
         if filled[word] == UNSET:
@@ -124,8 +125,20 @@ def maxima(filled: Ints, layout: Layout) -> Ints:
             ~_ordered(f[:, moments.MIN]),
             rows[layout.shares, moments.COUNT],
             copies.ravel(),
+            _contents(rows, layout, counts).ravel(),
         ]
     )
+
+
+def _contents(rows: Ints, layout: Layout, counts: Ints | None) -> Ints:
+    """Return numbers x and ~x that stand for the histograms of copies, shape (2, copies with one)."""
+    if counts is None or not len(layout.asked_copies):
+        return np.empty((2, 0), np.int64)
+    digests = [hashlib.blake2b(counts[i].tobytes(), digest_size=7).digest() for i in layout.asked_copies]
+    numbers = np.array([int.from_bytes(digest, "little") for digest in digests], np.int64)
+    contents = np.stack([numbers, ~numbers])
+    contents[:, rows[layout.asked[layout.asked_copies], moments.PRESENT] == 0] = _NONE
+    return contents
 
 
 def sums(filled: Ints, counts: Ints | None = None) -> Floats:
@@ -140,8 +153,8 @@ def sums(filled: Ints, counts: Ints | None = None) -> Floats:
 def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, Ints, Ints]:
     """Read both results: (heads: greatest and least, reduced rows, positions of unequal replicated keys)."""
     n, shares = len(layout.wire), len(layout.shares)
-    cuts = np.cumsum([2 * HEAD, n, n, shares])
-    head, top, bottom, counts, copies = np.split(greatest, cuts)
+    cuts = np.cumsum([2 * HEAD, n, n, shares, 2 * len(layout.replicated) * moments.WORDS])
+    head, top, bottom, counts, copies, contents = np.split(greatest, cuts)
     rows = moments.empty(n)
     high, low, floats, _ = np.split(summed, _cuts(n))
     exact = (high.astype(np.int64) << 32) + low.astype(np.int64)
@@ -152,7 +165,12 @@ def read_summed(greatest: Ints, summed: Floats, layout: Layout) -> tuple[Ints, I
     f[:, moments.MAX] = _from_ordered(top)
     f[:, moments.MIN] = _from_ordered(~bottom)
     rows[layout.shares, moments.COUNT] = counts
-    return _heads(head), rows, _copy_replicated(copies, rows, layout)
+    unequal = _copy_replicated(copies, rows, layout)
+    if len(contents):
+        number, negated = contents.reshape(2, -1)
+        differ = (number != _NONE) & (number != ~negated)
+        unequal = np.union1d(unequal, layout.asked[layout.asked_copies[differ]])
+    return _heads(head), rows, unequal
 
 
 def read_counts(summed: Floats, layout: Layout) -> Ints:

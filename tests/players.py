@@ -37,7 +37,7 @@ def meet(rank: int) -> None:
     world = range(dist.get_world_size())
     for size in range(1, len(world) + 1):
         for ranks in combinations(world, size):
-            group = dist.new_group(ranks, timeout=timedelta(seconds=10))
+            group = dist.new_group(ranks, timeout=timedelta(seconds=30))
             if rank in ranks:
                 _groups[ranks] = group
 

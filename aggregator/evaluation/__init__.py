@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..broadcast import broadcast_tensor_container
-    from .alerts import (
-        Alert,
-        EntropyCollapse,
-        GradientNorm,
-        Monitor,
-        NotFinite,
-        Overfitting,
-        Row,
-        Rule,
-        Straggler,
-        alerts_of,
-        default_rules,
-        scan,
-    )
+    from .alerts import Monitor, alerts_of, scan
     from .batching import BatchSize, adaptive_batch_evaluation
     from .comparison import Change, changed_samples
     from .consistency import metrics_of_ranks, validate_distributed_results
@@ -38,7 +25,6 @@ if TYPE_CHECKING:
     from .metrics import (
         accuracy,
         avg_at_k,
-        bleu,
         discounted_reward,
         explained_variance,
         maj_at_k,
@@ -46,7 +32,6 @@ if TYPE_CHECKING:
         metrics_for,
         pass_at_k,
         policy_entropy,
-        rouge,
         sequence_consistency_score,
         std_of_means,
         step_validity,
@@ -55,8 +40,21 @@ if TYPE_CHECKING:
     )
     from .pace import AdaptiveEvaluator, Pace, advise_schedule
     from .results import SampleResult, compute_aggregated_metrics, log_evaluation_results
+    from .rules import (
+        Alert,
+        EntropyCollapse,
+        GradientNorm,
+        NotFinite,
+        Overfitting,
+        Past,
+        Row,
+        Rule,
+        Straggler,
+        default_rules,
+    )
     from .sampling import number_of, seeded, select
     from .schedule import Position, Progress, Schedule
+    from .texts import bleu, rouge
 
 __all__ = [
     "AdaptiveEvaluator",
@@ -73,6 +71,7 @@ __all__ = [
     "NotFinite",
     "Overfitting",
     "Pace",
+    "Past",
     "Position",
     "Progress",
     "Row",
@@ -123,37 +122,38 @@ __all__ = [
 
 _HOMES = {
     "AdaptiveEvaluator": ".pace",
-    "Alert": ".alerts",
+    "Alert": ".rules",
     "BatchSize": ".batching",
     "Change": ".comparison",
     "Drift": ".drift",
-    "EntropyCollapse": ".alerts",
+    "EntropyCollapse": ".rules",
     "EpochStepTimeFreqCtl": ".evaluator",
     "Evaluator": ".evaluator",
     "EvaluatorConfig": ".evaluator",
-    "GradientNorm": ".alerts",
+    "GradientNorm": ".rules",
     "Monitor": ".alerts",
-    "NotFinite": ".alerts",
-    "Overfitting": ".alerts",
+    "NotFinite": ".rules",
+    "Overfitting": ".rules",
     "Pace": ".pace",
+    "Past": ".rules",
     "Position": ".schedule",
     "Progress": ".schedule",
-    "Row": ".alerts",
-    "Rule": ".alerts",
+    "Row": ".rules",
+    "Rule": ".rules",
     "SampleResult": ".results",
     "Schedule": ".schedule",
-    "Straggler": ".alerts",
+    "Straggler": ".rules",
     "ValidationSet": ".drift",
     "accuracy": ".metrics",
     "adaptive_batch_evaluation": ".batching",
     "advise_schedule": ".pace",
     "alerts_of": ".alerts",
     "avg_at_k": ".metrics",
-    "bleu": ".metrics",
+    "bleu": ".texts",
     "broadcast_tensor_container": "..broadcast",
     "changed_samples": ".comparison",
     "compute_aggregated_metrics": ".results",
-    "default_rules": ".alerts",
+    "default_rules": ".rules",
     "discounted_reward": ".metrics",
     "evaluate_distributed": ".distributed",
     "explained_variance": ".metrics",
@@ -170,7 +170,7 @@ _HOMES = {
     "perturbed": ".hard",
     "policy_entropy": ".metrics",
     "population_stability_index": ".drift",
-    "rouge": ".metrics",
+    "rouge": ".texts",
     "scan": ".alerts",
     "seeded": ".sampling",
     "select": ".sampling",

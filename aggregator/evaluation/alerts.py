@@ -5,216 +5,37 @@
     logger.commit(epoch, step, global_step, stats)
 
 A rule looks at the newest row and at the rows before it, and is pure. An alert is raised when its condition
-begins to hold, and again only after it did not. `alerts_of` does the same to a recorded run.
+begins to hold, and again only after it did not, restarts of the run or not. `alerts_of` does the same to a
+recorded run.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-import math
-import statistics
-from collections import deque
-from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+import logging
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import eventlog
+from eventlog import as_metric, errors
+
+from ..progress import progress_bar
+from . import history
+from .failure import text_of
+from .rules import Alert, Past, Row, Rule, default_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
-__all__ = [
-    "Alert",
-    "EntropyCollapse",
-    "GradientNorm",
-    "Monitor",
-    "NotFinite",
-    "Overfitting",
-    "Row",
-    "Rule",
-    "Straggler",
-    "alerts_of",
-    "default_rules",
-    "scan",
-]
+__all__ = ["Monitor", "alerts_of", "scan"]
 
 TAG: Final = "alert/"  # a commit's tags of this name are alerts
-KEPT_ROWS: Final = 1000
-_COUNT = "__count"
+_ROWS_AT_A_TIME: Final = 100  # that progress is told of
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The metrics of a step; `ranks` are the numbers known of each rank, by key and global rank."""
-
-    step: int
-    metrics: Mapping[str, float]
-    ranks: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, "Mapping[int, float]"])
-
-    def matching(self, *patterns: str) -> dict[str, float]:
-        """Return the metrics whose names fit one of the globs; counts are none."""
-        return {
-            key: value
-            for key, value in self.metrics.items()
-            if not key.endswith(_COUNT) and any(fnmatchcase(key, pattern) for pattern in patterns)
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """What a rule found: about which key, at which step, on which rank (None: all)."""
-
-    rule: str
-    key: str
-    step: int
-    value: float
-    text: str
-    level: Literal["warn", "error"] = "warn"
-    rank: int | None = None
-
-    @property
-    def title(self) -> str:
-        """A headline."""
-        where = "" if self.rank is None else f" on rank {self.rank}"
-        return f"{self.rule}: {self.key}{where} at step {self.step}"
-
-
-class Rule(Protocol):
-    """A condition on metrics. `past` are the rows before `now`, oldest first; nothing else is looked at."""
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """Return an alert for every key (and rank) for which the condition holds now."""
-        ...
-
-
-# -- the rules -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NotFinite:
-    """A metric is NaN or infinite."""
-
-    keys: tuple[str, ...] = ("*",)
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """See `Rule`."""
-        del past
-        for key, value in now.matching(*self.keys).items():
-            if not math.isfinite(value):
-                text = f"{key} is {value} at step {now.step}"
-                yield Alert("not_finite", key, now.step, value, text, "error")
-
-
-@dataclass(frozen=True, slots=True)
-class GradientNorm:
-    """A gradient norm vanishes (below `least`) or explodes (above `factor` times its median of late)."""
-
-    keys: tuple[str, ...] = ("*grad_norm", "*grad_norm/avg")
-    least: float = 1e-6
-    factor: float = 10.0
-    window: int = 20
-    enough: int = 5  # rows before it speaks of an explosion
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """See `Rule`."""
-        for key, value in now.matching(*self.keys).items():
-            if abs(value) < self.least:
-                text = f"{key} is {value:.3g}, below {self.least:g}"
-                yield Alert("vanishing_gradient", key, now.step, value, text, "error")
-            before = _finite(past, key)[-self.window :]
-            usual = statistics.median(before) if len(before) >= self.enough else math.inf
-            if math.isfinite(usual) and value > self.factor * usual:
-                text = f"{key} is {value:.3g}, more than {self.factor:g} times its median of {usual:.3g}"
-                yield Alert("exploding_gradient", key, now.step, value, text, "error")
-
-
-@dataclass(frozen=True, slots=True)
-class EntropyCollapse:
-    """The policy's entropy falls below `share` of the highest it had: it no longer explores."""
-
-    keys: tuple[str, ...] = ("*entropy", "*entropy/avg")
-    share: float = 0.1
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """See `Rule`."""
-        for key, value in now.matching(*self.keys).items():
-            highest = max(_finite(past, key), default=0.0)
-            if highest > 0 and value < self.share * highest:
-                text = f"{key} is {value:.3g}, below {self.share:g} of the {highest:.3g} it had"
-                yield Alert("entropy_collapse", key, now.step, value, text)
-
-
-@dataclass(frozen=True, slots=True)
-class Overfitting:
-    """Over the last `evaluations` the training score rose each time, and the evaluation's fell each time."""
-
-    training: str = "rollout/reward"
-    evaluation: str = "eval-rollout/reward"
-    evaluations: int = 3
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """See `Rule`."""
-        if self.evaluation not in now.metrics:
-            return
-        both = [row.metrics for row in (*past, now) if {self.training, self.evaluation} <= row.metrics.keys()]
-        last = both[-self.evaluations - 1 :]
-        steps = list(pairwise(last))
-        if len(steps) < self.evaluations:
-            return
-        rises = all(late[self.training] > early[self.training] for early, late in steps)
-        falls = all(late[self.evaluation] < early[self.evaluation] for early, late in steps)
-        if rises and falls:
-            text = (
-                f"{self.training} rose and {self.evaluation} fell over each of the last {self.evaluations} "
-                f"evaluations, to {now.metrics[self.evaluation]:.3g}"
-            )
-            yield Alert("overfitting", self.evaluation, now.step, now.metrics[self.evaluation], text)
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """One rank needs more than `factor` times the others' median, for `patience` rows in a row."""
-
-    keys: tuple[str, ...] = ("timeperf/*",)
-    factor: float = 1.5
-    patience: int = 3
-    least: float = 0.01  # seconds; below them nobody waits
-
-    def check(self, past: Sequence[Row], now: Row) -> Iterable[Alert]:
-        """See `Rule`."""
-        for key in now.ranks:
-            if not any(fnmatchcase(key, pattern) for pattern in self.keys):
-                continue
-            known = [row for row in (*past, now) if key in row.ranks][-self.patience :]
-            slow = [self._slow(row.ranks[key]) for row in known]
-            if len(slow) < self.patience or slow[0] is None or len(set(slow)) > 1:
-                continue
-            rank, value = slow[0], now.ranks[key][slow[0]]
-            text = (
-                f"rank {rank} needed {value:.3g} s for {key}, over {self.factor:g} times the others' median"
-            )
-            yield Alert("straggler", key, now.step, value, text, rank=rank)
-
-    def _slow(self, seconds: Mapping[int, float]) -> int | None:
-        """Return the rank that is slower than the others by the factor."""
-        if len(seconds) < 2:
-            return None
-        rank = max(seconds, key=lambda each: (seconds[each], -each))
-        usual = statistics.median(value for each, value in seconds.items() if each != rank)
-        return rank if seconds[rank] > max(self.factor * usual, self.least) else None
-
-
-def _finite(rows: Iterable[Row], key: str) -> list[float]:
-    return [row.metrics[key] for row in rows if math.isfinite(row.metrics.get(key, math.nan))]
-
-
-def default_rules() -> list[Rule]:
-    """Return all rules, with their defaults."""
-    return [NotFinite(), GradientNorm(), EntropyCollapse(), Overfitting(), Straggler()]
-
+_log = logging.getLogger("areal_metrics.evaluation")
 
 # -- live ------------------------------------------------------------------------------------------
 
@@ -223,15 +44,20 @@ class Monitor:
     """Checks every step's metrics against rules; what it finds goes to the log and to a callback.
 
     The process that commits has one. `callback` is called with each new alert; what it raises is passed on.
+    Where a log is started, the first check looks back in it: a resumed run knows how its metrics were, and
+    is not told again of what lasts. Numbers of each rank are not in it: they begin anew.
     """
 
     def __init__(
         self, rules: Iterable[Rule] | None = None, *, callback: Callable[[Alert], None] | None = None
     ) -> None:
-        self.rules = default_rules() if rules is None else list(rules)
+        self.rules = _checked(default_rules() if rules is None else rules)
+        if inspect.iscoroutinefunction(callback):
+            raise errors.ConfigError(f"expected a plain function as callback, got an async one: {callback!r}")
         self.alerts: list[Alert] = []
         self._callback = callback
-        self._past: deque[Row] = deque(maxlen=KEPT_ROWS)
+        self._past = Past()
+        self._looked_back = False
         self._holding: set[tuple[str, str, int | None]] = set()
 
     def check(
@@ -241,11 +67,14 @@ class Monitor:
 
         `ranks` are numbers of each rank, such as its timings, by global rank: see `metrics_of_ranks`.
         """
-        found = self.judge(Row(step, dict(metrics), _by_key(ranks or {})))
-        log = eventlog.current() if found else None
-        if log is not None:
-            for alert in found:  # all of them first: the callback may raise
-                log.note({f"{TAG}{alert.rule}/{alert.key}/{alert.step}": _as_json(alert)})
+        row, log = Row(step, _numbers(metrics), _by_key(ranks or {})), eventlog.current()
+        if log is not None and not self._looked_back:
+            self._looked_back = True
+            self._look_back(log, step)
+        found = self.judge(row)
+        if log is not None and found:
+            # all of them first: the callback may raise
+            log.note({f"{TAG}{each.rule}/{each.key}/{each.step}": asdict(each) for each in found})
         if self._callback is not None:
             for alert in found:
                 self._callback(alert)
@@ -261,6 +90,27 @@ class Monitor:
         self.alerts += fresh
         return fresh
 
+    def _look_back(self, log: eventlog.Log, step: int) -> None:
+        """Judge what the run committed before a step, for nobody to hear."""
+        told = [*self.alerts]
+        try:
+            for row in history.recall(log, step, self._past):
+                self.judge(row)
+        except Exception as error:  # noqa: BLE001 - the step is checked all the same
+            _log.warning("the log's past metrics cannot be read (%s): %s", text_of(error), log.run.path)
+        self.alerts = told
+
+
+def _checked(rules: Iterable[Rule]) -> list[Rule]:
+    """Return rules as a list; a ConfigError for what is none."""
+    if hasattr(rules, "check"):
+        raise errors.ConfigError(f"expected rules as a list, got one rule: {rules!r:.80}")
+    listed = list(rules)
+    for rule in listed:
+        if isinstance(rule, type) or not callable(getattr(rule, "check", None)):
+            raise errors.ConfigError(f"expected rules, such as NotFinite(), got {rule!r:.80}")
+    return listed
+
 
 def _identity(alert: Alert) -> tuple[str, str, int | None]:
     return alert.rule, alert.key, alert.rank
@@ -274,18 +124,18 @@ def _speaks(row: Row, identity: tuple[str, str, int | None]) -> bool:
 def _by_key(ranks: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for rank, metrics in ranks.items():
-        for key, value in metrics.items():
+        for key, value in _numbers(metrics).items():
             found.setdefault(key, {})[rank] = value
     return found
 
 
-def _as_json(alert: Alert) -> dict[str, Any]:
-    plain = asdict(alert)
-    return plain if math.isfinite(alert.value) else {**plain, "value": repr(alert.value)}
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as floats; a RecordingError for what is no number."""
+    return {key: float(as_metric(value, key)) for key, value in metrics.items()}
 
 
 def _from_json(plain: Any) -> Alert | None:
-    """Read what `_as_json` wrote; None for anything else: a tag of that name may be somebody else's."""
+    """Read an alert's tag; None for anything else: a tag of that name may be somebody else's."""
     try:
         fields: dict[str, Any] = {**plain, "value": float(plain["value"])}
         texts = all(isinstance(fields[name], str) for name in ("rule", "key", "text"))
@@ -314,10 +164,13 @@ def scan(rows: Iterable[Row], rules: Iterable[Rule] | None = None) -> list[Alert
     return monitor.alerts
 
 
-def alerts_of(session: Session, rules: Iterable[Rule] | None = None) -> list[Alert]:
+def alerts_of(
+    session: Session, rules: Iterable[Rule] | None = None, *, progress: bool = False
+) -> list[Alert]:
     """Return the alerts of one recorded run, by step: what it noted itself, and what the rules find in it.
 
-    Timings are looked at rank by rank, as every rank recorded them.
+    Timings are looked at rank by rank, as every rank recorded them. `progress` shows how far it is, on a
+    terminal.
     """
     commits = (
         "select role, tags from commits "
@@ -333,9 +186,21 @@ def alerts_of(session: Session, rules: Iterable[Rule] | None = None) -> list[Ale
     known |= {
         (_identity(replace(alert, key=_timing(alert.key, role))), alert.step) for role, alert in noted
     }  # live, a process names timings of its own role only
-    found = [each for each in scan(_recorded(session), rules) if (_identity(each), each.step) not in known]
+    rows = _recorded(session)
+    with progress_bar("alerts", len(rows), shown=progress) as advance:
+        found = scan(_told(rows, advance), rules)
+    found = [each for each in found if (_identity(each), each.step) not in known]
     alerts = [*found, *(alert for _, alert in noted)]
     return sorted(alerts, key=lambda alert: (alert.step, alert.rule, alert.key, alert.rank or 0))
+
+
+def _told(rows: list[Row], advance: Callable[..., object]) -> Iterable[Row]:
+    """Yield the rows, and tell how many are done."""
+    for i, row in enumerate(rows):
+        if i % _ROWS_AT_A_TIME == 0:
+            advance(i)
+        yield row
+    advance(len(rows))
 
 
 def _timing(key: str, role: str) -> str:

@@ -9,16 +9,18 @@ training's own batch size is nobody's business here.
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import sys
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from eventlog import errors
 
 from .. import collective
-from .failure import TOLD, raise_together, text_of
+from .failure import Failure, ended, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,9 +49,9 @@ class BatchSize:
     grown: bool = False  # this size was reached by growing
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise errors.EvaluationError(f"expected a batch size of 1 or more, got {self.most}")
-        self.size = min(self.size or self.most, self.most)
+        self.most = _whole("a batch size", self.most, 1)
+        self.size = min(_whole("a size that fits (0: not known)", self.size, 0) or self.most, self.most)
+        self.patience = _whole("a patience", self.patience, 1)
 
     def agree(self, group: ProcessGroup | None) -> None:
         """Take over the most cautious state of the group's ranks: from now on all of them move alike."""
@@ -68,6 +70,16 @@ class BatchSize:
         self.well += 1
         if self.well >= self.patience and room and self.size < self.most:
             self.size, self.well, self.grown = min(self.most, 2 * self.size), 0, True
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise errors.EvaluationError(f"expected {name} of {least} or more, got {value!r}")
+    return number
 
 
 _remembered: dict[str, BatchSize] = {}
@@ -100,18 +112,21 @@ def adaptive_batch_evaluation(
     try:
         limits = _Limits(max_memory, ceiling, memory or Memory.of_process())
         sizes, work = _sizes(fn, batch_size), _Work(fn, list(data), limits, on_batch)
-    except TOLD as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         collective.agree(True, acting)
         collective.tell(text_of(error), acting)
         raise
     if collective.agree(False, acting):
-        raise_together(None, collective.tell(None, acting), members)
+        Failure().raise_together(collective.tell(None, acting), members)
     sizes.agree(acting)
     while True:
         mine = work.step(sizes.size)
         failed, fits, left, over, cramped = collective.greatest(mine, acting)
         if failed:
-            raise_together(work.error, collective.tell(text_of(work.error), acting), members)
+            failure = Failure(work.error)
+            failure.raise_together(collective.tell(failure.text, acting), members)
         if -fits < sizes.size:
             sizes.shrink(-fits)
         elif over and sizes.size > 1:
@@ -164,10 +179,12 @@ class _Work:
     def _fitted(self, chunk: list[Any]) -> bool:
         """Do a batch; False when it did not fit and a smaller one may: then nothing holds on to it."""
         try:
-            found = list(self._fn(chunk))
+            found = list(ended(self._fn(chunk)))
             _check_length(found, chunk)
             self._say(len(found))
-        except TOLD as error:  # whatever it is, the peers must hear of it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the peers must hear of it
             if len(chunk) > 1 and isinstance(error, Exception) and is_out_of_memory(error):
                 self._out_of_memory = _without_references(error)
                 return False
@@ -181,11 +198,11 @@ class _Work:
             self._on_batch(done)
 
     def _read_limits(self) -> tuple[bool, bool]:
-        try:
+        failure = Failure()
+        with failure.kept():
             return self._limits.read()
-        except Exception as error:  # noqa: BLE001 - as above
-            self.error = error
-            return False, False
+        self.error = failure.error
+        return False, False
 
     def _clean_up(self) -> None:
         """Give memory back; if even that fails, what came first is what is raised."""
@@ -280,7 +297,7 @@ class _Limits:
 
     def __init__(self, most: float, ceiling: float, memory: Memory) -> None:
         for name, share in (("max_memory", most), ("ceiling", ceiling)):
-            if not 0 < share <= 1:
+            if not isinstance(share, Real) or not 0 < share <= 1:
                 raise errors.EvaluationError(f"expected {name} above 0 and at most 1, got {share!r}")
         self.memory, self._most, self._ceiling = memory, most, ceiling
         self._before = memory.used()

@@ -22,7 +22,7 @@ from eventlog import as_step, errors, now_us, workflow_context
 from .. import collective
 from ..progress import progress_bar
 from .batching import BatchSize, adaptive_batch_evaluation
-from .failure import TOLD, agreed, raise_together, text_of
+from .failure import Failure, agreed, ended, text_of
 from .results import SampleResult, as_result, record_samples
 from .samples import Field, check_unambiguous, deal, ids_of, is_integer, tags_of
 from .sampling import number_of, seed_all, seed_here, seed_tasks, seeded, seeded_steps
@@ -132,27 +132,27 @@ def _cleaned_up(
     except BaseException as error:
         if cleanup is not None:
             try:
-                cleanup()
+                ended(cleanup())
             except Exception as second:  # noqa: BLE001 - told with the first
                 error.__context__ = second
                 error.add_note(f"cleaning up failed, too: {text_of(second)}")
         raise
     with agreed(group, members):
         if cleanup is not None:
-            cleanup()
+            ended(cleanup())
 
 
 def _entered(
     held: ExitStack, seed: int | None, total: int, *, shown: bool
 ) -> tuple[Callable[[int], object], BaseException | None]:
     """Seed the generators until the end, and show how far it is; return what to tell, and what went wrong."""
-    try:
+    failure = Failure()
+    with failure.kept():
         if seed is not None:
             held.enter_context(seeded(seed))
         bar = held.enter_context(progress_bar("evaluation", total, shown=shown))
-    except Exception as error:  # noqa: BLE001 - the peers must hear of it
-        return str, error
-    return lambda more: bar(more=more), None
+        return lambda more: bar(more=more), None
+    return str, failure.error
 
 
 @contextmanager
@@ -201,17 +201,16 @@ def _shared(
     held: dict[str, Any] = {}
     named: dict[str, dict[str, Any]] = {}
     integers: list[str] = []
-    try:
+    failure = Failure(error)
+    with failure.kept():
         held = ids_of(samples, sample_id) if error is None else {}
         named = {each: tags_of(sample, tags) for each, sample in held.items()}
         integers = [each for each, sample in held.items() if is_integer(sample, sample_id)]
         if arguments["step"] is not None:
             as_step(arguments["step"])
-    except TOLD as exc:  # whatever it is, the peers must hear of it
-        error = exc
-    mine = _Told(list(held), integers, arguments, text_of(error))
+    mine = _Told(list(held), integers, arguments, failure.text)
     told: list[_Told] = collective.tell(mine, group)
-    raise_together(error, [each.error for each in told], members)
+    failure.raise_together([each.error for each in told], members)
     _check_agreed(told, members)
     dealt = deal([each.ids for each in told])
     count, expected = sum(map(len, dealt)), arguments["expected"]
@@ -242,9 +241,9 @@ def _gathered(
     members: Sequence[int],
 ) -> list[SampleResult]:
     """Return the results of all ranks; raise on all of them where one failed or a result is missing."""
-    found, error = own
-    told = collective.tell((found, list(share.samples), text_of(error)), group)
-    raise_together(error, [text for *_, text in told], members)
+    found, failure = own[0], Failure(own[1])
+    told = collective.tell((found, list(share.samples), failure.text), group)
+    failure.raise_together([text for *_, text in told], members)
     wanted = {each for _, ids, _ in told for each in ids}
     results = {result.id: result for part, *_ in told for result in part}
     if missing := sorted(wanted - set(results)):
@@ -268,9 +267,10 @@ def _one_by_one(
 ) -> tuple[list[SampleResult], BaseException | None]:
     """Evaluate this rank's samples; return what was found, and what stopped it."""
     found: list[SampleResult] = []
+    failure = Failure(wrong)
     if wrong is not None:
         return found, wrong
-    try:
+    with failure.kept():
         if _is_async(fn):
             _run(_concurrently(fn, share, concurrency, seed, found, tell))
             return found, None
@@ -278,11 +278,9 @@ def _one_by_one(
             if seed is not None:
                 seed_all(number_of(seed, each))
             with _about(each):
-                found.append(share.result(each, fn(sample)))
+                found.append(share.result(each, ended(fn(sample))))
             tell(1)
-    except TOLD as error:  # the peers must hear of it, then it is raised
-        return found, error
-    return found, None
+    return found, failure.error
 
 
 @contextmanager
@@ -345,7 +343,7 @@ async def _concurrently(
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(concurrency, len(share.samples))):
                 tasks.create_task(work(waiting))
-    except ExceptionGroup as several:
+    except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
 
 

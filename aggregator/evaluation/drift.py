@@ -17,6 +17,7 @@ Both look at values, not at their order: the same values in another order are no
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ import numpy as np
 from eventlog import errors
 
 from .. import collective
-from .failure import TOLD, agreed, raise_together, text_of
+from .failure import Failure, agreed, ended
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +52,10 @@ THRESHOLD: Final = 0.1
 BINS: Final = 10
 _EXACT: Final = 10_000  # pairs up to which the p-value is exact
 _DEALS: Final = 999  # permutations; more would move the 99th percentile by less than it means
+_MANY, _FEWER = 1000, 199  # bins, and permutations then: sums of so many terms hardly differ
+_ROUNDED: Final = 1 + 1e-9  # the order of a sum is no drift
+_CHUNK: Final = 1 << 20  # counts at a time
+_MOST_NAMED: Final = 5
 Window = Sequence[float] | Sequence[str]
 
 
@@ -76,16 +81,16 @@ def measure_drift(reference: Window, current: Window, threshold: float = THRESHO
         raise errors.EvaluationError("expected two windows of numbers or two of texts, got one of each")
     if not len(before) or not len(now):
         raise errors.EvaluationError(f"expected two windows with values, got {len(before)} and {len(now)}")
-    psi, by_chance = float(_psi(*_counted(before, now))), _by_chance(_pooled(before, now), len(before))
+    psi, by_chance = _index(before, now), _by_chance(_pooled(before, now), len(before))
     ks, p_value = None, None
     if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
         ks, p_value = kolmogorov_smirnov(before, now)
-    return Drift(psi, by_chance, bool(psi > threshold and psi > by_chance), ks, p_value)
+    return Drift(psi, by_chance, bool(psi > threshold and psi > by_chance * _ROUNDED), ks, p_value)
 
 
 def population_stability_index(reference: Window, current: Window) -> float:
     """Return the PSI between two windows of numbers or of texts; see the module."""
-    return float(_psi(*_counted(_window(reference), _window(current))))
+    return _index(_window(reference), _window(current))
 
 
 def kolmogorov_smirnov(reference: Any, current: Any) -> tuple[float | None, float | None]:
@@ -104,14 +109,19 @@ def kolmogorov_smirnov(reference: Any, current: Any) -> tuple[float | None, floa
     return float(found.statistic), float(found.pvalue)
 
 
-def _window(values: Iterable[Any]) -> Floats | list[str]:
-    listed = list(values)
+def _window(values: Any) -> Floats | list[str]:
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if all(isinstance(value, str) for value in listed) and listed:
         return listed
     try:
-        return np.array(listed, np.float64)
-    except (TypeError, ValueError):
+        return np.array([value.item() if hasattr(value, "item") else value for value in listed], np.float64)
+    except (TypeError, ValueError, RuntimeError):
         raise errors.EvaluationError("expected numbers only, or texts only, in a window") from None
+
+
+def _index(reference: Floats | list[str], current: Floats | list[str]) -> float:
+    before, now = _counted(reference, current)
+    return float(_psi(before, now, before.sum(), now.sum()))
 
 
 def _counted(reference: Floats | list[str], current: Floats | list[str]) -> tuple[Floats, Floats]:
@@ -131,10 +141,9 @@ def _pooled(reference: Any, current: Any) -> NDArray[np.int64]:
     return np.unique(places, return_counts=True)[1]
 
 
-def _psi(before: NDArray[Any], now: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the PSI of counts, over the last axis."""
-    r = np.maximum(before, 0.5) / before.sum(axis=-1, keepdims=True)
-    c = np.maximum(now, 0.5) / now.sum(axis=-1, keepdims=True)
+def _psi(before: NDArray[Any], now: NDArray[Any], n: float, m: float) -> NDArray[np.float64]:
+    """Return the PSI of counts, over the last axis, in windows of n and m values."""
+    r, c = np.maximum(before, 0.5) / n, np.maximum(now, 0.5) / m
     return ((c - r) * np.log(c / r)).sum(axis=-1)
 
 
@@ -176,10 +185,21 @@ def _by_chance(pooled: NDArray[np.int64], n: int) -> float:
 
     `pooled`: how many of them lie in each bin. Always the same for the same counts, in whatever order.
     """
-    pooled = np.sort(pooled)
+    pooled, m = np.sort(pooled), int(pooled.sum()) - n
+    singles = int((pooled == 1).sum())  # all alike: it matters only how many of them come to the first window
+    counts = np.append(pooled[singles:], singles)
     deal = np.random.default_rng(0).multivariate_hypergeometric
-    dealt = deal(pooled, n, _DEALS, method="marginals")
-    return float(np.quantile(_psi(dealt, pooled - dealt), 0.99))
+    one, other = (float(_psi(np.array([x]), np.array([1 - x]), n, m)) for x in (1, 0))
+    found: list[Floats] = []
+    left = _DEALS if len(counts) <= _MANY else _FEWER
+    while left > 0:
+        rows = min(left, max(1, _CHUNK // len(counts)))
+        dealt = deal(counts, n, rows, method="marginals")
+        first, alone = dealt[:, :-1], dealt[:, -1]
+        several = _psi(first, counts[:-1] - first, n, m)
+        found.append(several + alone * one + (singles - alone) * other)
+        left -= rows
+    return float(np.quantile(np.concatenate(found), 0.99))
 
 
 # -- the validation set ----------------------------------------------------------------------------
@@ -188,11 +208,17 @@ def _by_chance(pooled: NDArray[np.int64], n: int) -> float:
 def describe(sample: Any) -> dict[str, float | str]:
     """Return what of a sample can drift: a number, the length of a text or list, of a mapping each item's.
 
-    Ids are left out; the tags of a mapping are categories.
+    Ids are left out; tags are categories. Objects are mappings of their attributes.
     """
-    if isinstance(sample, bool | int | float | np.number | np.bool_):
+    fields = _fields(sample)
+    return _described(sample if fields is None else fields)
+
+
+def _described(sample: Any) -> dict[str, float | str]:
+    shape = getattr(sample, "shape", None) if hasattr(sample, "dtype") else None
+    if isinstance(sample, bool | int | float) or shape == ():  # of numpy and torch, too
         return {"value": float(sample)}
-    if isinstance(sample, Sequence) or len(getattr(sample, "shape", ())):  # token ids, chat messages
+    if isinstance(sample, Sequence) or shape is not None:  # token ids, chat messages
         return {"length": float(len(sample))}
     if not isinstance(sample, Mapping):
         return {}
@@ -201,8 +227,20 @@ def describe(sample: Any) -> dict[str, float | str]:
         if name == "tags" and isinstance(value, Mapping):
             found |= {f"tags/{tag}": str(each) for tag, each in value.items()}
         elif name not in ("id", "sample_id"):
-            found |= {f"{name}/{part}": each for part, each in describe(value).items()}
+            found |= {f"{name}/{part}": each for part, each in _described(value).items()}
     return found
+
+
+def _fields(sample: Any) -> dict[str, Any] | None:
+    """Return the attributes of a dataclass, a named tuple or another object; None for what is a value."""
+    if hasattr(sample, "_asdict"):
+        return sample._asdict()
+    if isinstance(sample, (Sequence, Mapping)) or hasattr(sample, "dtype"):
+        return None
+    if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
+        return {each.name: getattr(sample, each.name) for each in dataclasses.fields(sample)}
+    attributes = getattr(sample, "__dict__", None)
+    return None if attributes is None or isinstance(sample, type) else dict(attributes)
 
 
 @dataclass(slots=True)
@@ -226,8 +264,11 @@ class ValidationSet:
     scores: list[tuple[float, float]] = field(default_factory=list["tuple[float, float]"])
 
     def __post_init__(self) -> None:
-        if isinstance(self.loader, Iterator):  # which can be read but once
-            self.loader = list(self.loader)
+        given: dict[str, Any] = {"every": self.every, "patience": self.patience}
+        for name, value in given.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise errors.ConfigError(f"expected {name} as a whole number of 1 or more, got {value!r}")
+        self.loader = _rereadable(self.loader)
 
     def update(
         self,
@@ -248,16 +289,14 @@ class ValidationSet:
             self.scores = [*self.scores, (training, evaluation)][-self.patience - 1 :]
         self.stalled = _stalled(self.scores, self.patience)
         acting, members, _ = collective.joined(self.group)
-        error = None
-        try:
+        self.drift, failure = {}, Failure()
+        with failure.kept():
             self.drift = self._measured(current) if epoch % self.every == 0 else {}
-        except TOLD as failed:  # the peers must hear of it, then it is raised
-            self.drift, error = {}, failed
         names = sorted(name for name, each in self.drift.items() if each.drifted)
         reasons = [f"drift of {', '.join(names)}"] if names else []
         reasons += ["training improves, evaluation stalls"] if self.stalled else []
-        told = collective.tell(("; ".join(reasons), text_of(error)), acting)
-        raise_together(error, [text for _, text in told], members)
+        told = collective.tell(("; ".join(reasons), failure.text), acting)
+        failure.raise_together([text for _, text in told], members)
         if found := [each for each, _ in told if each]:
             self._refresh(found[0])
         return self.loader
@@ -266,25 +305,42 @@ class ValidationSet:
         """Take a new set on all ranks, or on none: what one rank's callback raises is raised on all."""
         acting, members, _ = collective.joined(self.group)
         with agreed(acting, members):
-            loader = self.refresh(reason)
+            loader = _rereadable(ended(self.refresh(reason)))
         self.loader, self.reason, self.scores = loader, reason, []
 
     def _measured(self, current: Iterable[Any]) -> dict[str, Drift]:
         before, now = _columns(self.loader, self.features), _columns(current, self.features)
+        if before is None or now is None:  # of no samples there is nothing to tell
+            return {}
+        if not before.keys() & now.keys():
+            raise errors.EvaluationError(
+                "expected samples with something to compare, got those of the validation set with "
+                f"{_named(before)} and those of the training with {_named(now)}; say what by features="
+            )
         return {
             name: measure_drift(before[name], now[name], self.drift_threshold)
             for name in sorted(before.keys() & now.keys())
         }
 
 
+def _rereadable(samples: Iterable[Any]) -> Iterable[Any]:
+    return list(samples) if isinstance(samples, Iterator) else samples
+
+
 def _columns(
     samples: Iterable[Any], features: Callable[[Any], Mapping[str, float | str]]
-) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {}
+) -> dict[str, list[Any]] | None:
+    """Return the features of samples by name; None without samples."""
+    columns: dict[str, list[Any]] | None = None
     for sample in samples:
+        columns = {} if columns is None else columns
         for name, value in features(sample).items():
             columns.setdefault(name, []).append(value)
     return columns
+
+
+def _named(columns: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, sorted(columns)[:_MOST_NAMED])) or "nothing"
 
 
 def _stalled(scores: Sequence[tuple[float, float]], patience: int) -> bool:

@@ -14,7 +14,7 @@ from eventlog import as_step
 
 from .. import collective, stats_tracker
 from . import past
-from .failure import TOLD, raise_together, text_of
+from .failure import Failure, ended, text_of
 from .results import TRACKER
 from .schedule import Position, Progress, Schedule
 
@@ -162,11 +162,13 @@ class Evaluator:
         """Evaluate before the first update, once per run; after a resume, make up for what was lost.
 
         `global_step` is that of the checkpoint's last update (-1: none); by default as the restored state
-        says. The commit of the first step holds the result, tagged "before"; where another evaluation may be
-        due by then, what this one records begins with `before/`. Returns what `evaluate_fn` returned.
+        says, and without one the run starts over. The commit of the first step holds the result, tagged
+        "before": a run that starts over commits it anew, and so evaluates anew. Where another evaluation may
+        be due by then, what this one records begins with `before/`. Returns what `evaluate_fn` returned.
         """
         progress = self._progress
         updates = progress.position.updates if global_step is None else _updates(global_step)
+        progress.rewind(Position(updates // self.ft_spec.steps_per_epoch, updates))
         owed = self._recall(updates)
         if updates:
             epochs = max(progress.position.epochs, updates // self.ft_spec.steps_per_epoch)
@@ -174,7 +176,7 @@ class Evaluator:
             due = owed or progress.due(at)
         else:
             at = Position()
-            due = self.freq_ctl.before and not progress.before_done
+            due = self.freq_ctl.before and (owed or not progress.before_done)
         together = bool(updates) or self.freq_ctl.before  # else nothing can be due on any rank
         result = self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=together))
         self._asked_before = True
@@ -191,6 +193,8 @@ class Evaluator:
         epochs = as_step(epoch) + (as_step(step) >= self.ft_spec.steps_per_epoch - 1)
         at = Position(epochs, as_step(global_step) + 1)
         resumed = not self._checked and (self._restored or at.updates > 1)
+        if resumed:
+            self._progress.rewind(Position(as_step(epoch), at.updates - 1))
         owed = self._recall(at.updates - 1) if resumed else False
         due = owed or self._first_of_run(at) or self._progress.due(at)
         result = self._measure(evaluate_fn, at, self.freq_ctl.decide(due, together=resumed))
@@ -221,9 +225,9 @@ class Evaluator:
         if not due:
             progress.advance(at)
             return None
-        result = self._together(evaluate_fn, at)
+        result, evaluated = self._together(evaluate_fn, at)
         progress.advance(at)
-        if evaluate_fn is None:
+        if not evaluated:
             return None
         progress.restart()
         progress.evaluated, self._claimed = at.updates, None
@@ -233,24 +237,26 @@ class Evaluator:
             log.note(past.tags(self.name, at.updates))
         return result
 
-    def _together(self, evaluate_fn: Callable[[], T] | None, at: Position) -> T | None:
-        """Evaluate; raise on all ranks what goes wrong on any. Those without a function only listen."""
-        result, error = None, None
+    def _together(self, evaluate_fn: Callable[[], T] | None, at: Position) -> tuple[T | None, bool]:
+        """Evaluate, and return whether any rank did; raise on all what goes wrong on one.
+
+        Those without a function only listen: for them it has been evaluated, too.
+        """
+        result, news, failure = None, None, Failure()
         if evaluate_fn is None:
             self._say_skipped()
         else:
             scope = "/".join(filter(None, (self.name.strip("/"), "before" if self._apart(at) else "")))
             tracker = stats_tracker.get(TRACKER)
-            try:
+            with failure.kept():
                 with tracker.scope(scope) if scope else nullcontext():
-                    result = evaluate_fn()
-            except TOLD as failed:  # the peers must hear of it, then it is raised
-                error = failed
+                    result = ended(evaluate_fn())
+                news = self._news(result)
         acting, members, _ = collective.joined(self.freq_ctl.group)
-        told = collective.tell((text_of(error), self._news(result)), acting)
-        raise_together(error, [text for text, _ in told], members)
-        self._heard([news for _, news in told])
-        return result
+        told = collective.tell((failure.text, news, evaluate_fn is not None), acting)
+        failure.raise_together([text for text, *_ in told], members)
+        self._heard([each for _, each, _ in told])
+        return result, any(there for *_, there in told)
 
     def _news(self, result: Any) -> Any:
         """Return what to tell the peers of a result."""
@@ -276,9 +282,9 @@ class Evaluator:
         """
         if self._past is None:
             self._past = self._look_back()
-            if updates and (log := eventlog.current()) is not None:
-                log.note(past.resumed(self.name, updates))
-        complete = {done: epochs for done, epochs in self._past.complete.items() if done <= updates}
+        if updates and (log := eventlog.current()) is not None:
+            log.note(past.resumed(self.name, updates))
+        complete = self._past.standing(updates)
         progress = self._progress
         progress.before_done |= bool(complete)
         newest = max(complete, default=0)
@@ -286,7 +292,7 @@ class Evaluator:
             progress.advance(Position(max(progress.position.epochs, complete[newest]), newest))
             progress.restart()
         claimed = self._claimed
-        return claimed is not None and claimed <= updates and self._past.lost(claimed)
+        return claimed is not None and claimed <= updates and self._past.lost(claimed, updates)
 
     def _look_back(self) -> past.Past:
         log = eventlog.current() if collective.joined(self.freq_ctl.group)[2] == 0 else None

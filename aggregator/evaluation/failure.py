@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from eventlog import errors
 
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-__all__ = ["TOLD", "agreed", "raise_together", "text_of"]
+T = TypeVar("T")
 
-TOLD: Final = (Exception, SystemExit, asyncio.CancelledError)
-"""What the peers are told of; an interrupt from the keyboard reaches them by itself."""
+__all__ = ["Failure", "agreed", "ended", "text_of"]
 
 _MOST_NAMED: Final = 5  # ranks
 _TEXT_LENGTH: Final = 500
@@ -26,26 +25,66 @@ _TEXT_LENGTH: Final = 500
 
 def text_of(error: BaseException | None) -> str | None:
     """Return an error as the other ranks are told it; None of none."""
-    return None if error is None else f"{type(error).__name__}: {error}"[:_TEXT_LENGTH]
+    if error is None:
+        return None
+    try:
+        said = str(error)
+    except Exception as unsaid:  # noqa: BLE001 - the peers must hear of the error all the same
+        said = f"(no text: {type(unsaid).__name__})"
+    return f"{type(error).__name__}: {said}"[:_TEXT_LENGTH]
 
 
-def raise_together(error: BaseException | None, told: Sequence[str | None], members: Sequence[int]) -> None:
-    """Raise this rank's own error, or a PeerError that names the ranks with one; else nothing."""
-    if error is not None:
-        raise error
-    failed = [f"rank {rank}: {text}" for rank, text in zip(members, told, strict=True) if text is not None]
-    if failed:
-        raise errors.PeerError(
-            f"expected no failure in the evaluation, got {'; '.join(failed[:_MOST_NAMED])}"
-        )
+class Failure:
+    """What went wrong on this rank, kept until its peers have heard of it."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    @property
+    def text(self) -> str | None:
+        """What the peers are told."""
+        return text_of(self.error)
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Keep what is raised inside the block, and go on after it; an interrupt reaches all by itself."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a peer that does not hear of it waits for ever
+            self.error = error
+
+    def raise_together(self, told: Sequence[str | None], members: Sequence[int]) -> None:
+        """Raise this rank's own error, or a PeerError that names the ranks with one; else nothing."""
+        if self.error is not None:
+            raise self.error
+        failed = [
+            f"rank {rank}: {text}" for rank, text in zip(members, told, strict=True) if text is not None
+        ]
+        if failed:
+            raise errors.PeerError(
+                f"expected no failure in the evaluation, got {'; '.join(failed[:_MOST_NAMED])}"
+            )
 
 
 @contextmanager
 def agreed(group: ProcessGroup | None, members: Sequence[int]) -> Generator[None]:
     """Raise on all ranks what goes wrong on any of them; all of them must come to its end."""
-    error = None
-    try:
+    failure = Failure()
+    with failure.kept():
         yield
-    except TOLD as failed:  # raised when the peers have heard of it
-        error = failed
-    raise_together(error, collective.tell(text_of(error), group), members)
+    failure.raise_together(collective.tell(failure.text, group), members)
+
+
+def ended(result: T) -> T:
+    """Return what a function returned; an EvaluationError for a coroutine, of which nothing has run."""
+    if not (inspect.iscoroutine(result) or inspect.isasyncgen(result)):
+        return result
+    name = result.__qualname__
+    if inspect.iscoroutine(result):
+        result.close()  # or Python would warn that nobody awaited it
+    raise errors.EvaluationError(
+        f"expected a result, got the coroutine of an async function, which nobody awaits: {name}; "
+        "pass a plain function, such as lambda: asyncio.run(…)"
+    )

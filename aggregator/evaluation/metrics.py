@@ -11,8 +11,8 @@ numpy arrays are: sums are in float64, chunk by chunk where the input is long. H
 
 from __future__ import annotations
 
-import importlib
 import math
+import operator
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +20,10 @@ import numpy as np
 
 from eventlog import errors, moments
 
+from .texts import bleu, rouge
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -56,9 +57,10 @@ _CHUNK: Final = 1 << 20  # numbers in float64 at a time: 8 MiB
 def accuracy(predictions: Iterable[Any], references: Iterable[Any]) -> float | None:
     """Return the share of predictions that equal their reference: (1/N) Σ [p_i = r_i].
 
-    Raises an EvaluationError when there are more of one than of the other.
+    Sequences and arrays are equal when all they hold is. Raises an EvaluationError when there are more of
+    one than of the other.
     """
-    given, wanted = list(predictions), list(references)
+    given, wanted = _listed(predictions), _listed(references)
     if len(given) != len(wanted):
         raise errors.EvaluationError(f"expected {len(wanted)} predictions, one a reference, got {len(given)}")
     return _mean([bool(p == r) for p, r in zip(given, wanted, strict=True)])
@@ -86,6 +88,7 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
     nor cancels (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374).
     Drawing k attempts with replacement would give less.
     """
+    n, c, k = _whole(n, "n"), _whole(c, "c"), _whole(k, "k")
     if not 0 <= c <= n or k < 1:
         raise errors.EvaluationError(f"expected 0 <= c <= n and k >= 1, got n={n}, c={c}, k={k}")
     if k > n:
@@ -97,7 +100,7 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
 
 def avg_at_k(scores: Sequence[float], k: int | None = None) -> float | None:
     """Return the mean score of the first k attempts (or of all): (1/k) Σ s_i; None if there are fewer."""
-    _check_attempts(k)
+    k = _attempts(k)
     if k is not None and k > len(scores):
         return None
     return _mean(scores[:k])
@@ -107,20 +110,48 @@ def maj_at_k(answers: Sequence[Hashable], reference: Hashable, k: int | None = N
     """Return whether the answer given most often in the first k attempts is right; None if there are fewer.
 
     Answers that tie share the vote: 1/m where the right one is one of m that were given most often, which is
-    what drawing among them comes to (Wang et al. 2022, "Self-Consistency", arXiv:2203.11171).
+    what drawing among them comes to (Wang et al. 2022, "Self-Consistency", arXiv:2203.11171). Tensors and
+    arrays are answers by what they hold.
     """
-    _check_attempts(k)
+    k = _attempts(k)
     if not len(answers) or (k is not None and k > len(answers)):
         return None
-    votes = Counter(answers[:k])
+    votes = Counter(_listed(answers[:k]))
     most = max(votes.values())
     winners = [answer for answer, count in votes.items() if count == most]
-    return 1.0 / len(winners) if reference in winners else 0.0
+    return 1.0 / len(winners) if _frozen(reference) in winners else 0.0
 
 
-def _check_attempts(k: int | None) -> None:
-    if k is not None and k < 1:
+def _attempts(k: Any) -> int | None:
+    if k is None:
+        return None
+    number = _whole(k, "k")
+    if number < 1:
         raise errors.EvaluationError(f"expected k >= 1 attempts, or None for all, got {k}")
+    return number
+
+
+def _whole(value: Any, name: str) -> int:
+    """Return a count as int: an integer of any kind, or an integral float, such as a sum of rewards."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        number = _frozen(value)
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    raise errors.EvaluationError(f"expected {name} as a whole number, got {value!r:.80}")
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return values that can be compared, and counted: see `_frozen`."""
+    return [_frozen(each) for each in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def _frozen(value: Any) -> Any:
+    """Return what a tensor, an array or a sequence holds, as plain numbers and tuples; all else as it is."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def mean_of_stds(scores: Sequence[Sequence[float]]) -> float | None:
@@ -129,7 +160,7 @@ def mean_of_stds(scores: Sequence[Sequence[float]]) -> float | None:
     (1/P) Σ_p sqrt((1/K) Σ_k (s_pk - s̄_p)²), `scores` prompts by attempts. Not `std_of_means`, though both
     have been called "std@k".
     """
-    return _mean([math.sqrt(_variance(np.asarray(row, np.float64))) for row in scores if len(row)])
+    return _mean([math.sqrt(_variance(_host(row))) for row in scores if len(row)])
 
 
 def std_of_means(scores: Sequence[Sequence[float]]) -> float | None:
@@ -141,71 +172,8 @@ def std_of_means(scores: Sequence[Sequence[float]]) -> float | None:
     if len({len(row) for row in scores}) > 1:
         lengths = sorted({len(row) for row in scores})
         raise errors.EvaluationError(f"expected as many attempts of every prompt, got {lengths}")
-    table = np.asarray(scores, np.float64)
+    table = _host(scores)
     return math.sqrt(_variance(table.mean(axis=0))) if table.size else None
-
-
-# -- texts -----------------------------------------------------------------------------------------
-
-
-def bleu(hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]) -> float | None:
-    """Return corpus BLEU, 0 to 100: brevity penalty · exp(¼ Σ log p_n), n = 1 … 4.
-
-    By sacrebleu with its defaults (Papineni et al. 2002; Post 2018, arXiv:1804.08771), over the corpus: not
-    the mean of sentences. `references` has one or several per hypothesis. Needs the extra `eval`.
-    """
-    texts = _paired(hypotheses, references)
-    if not texts:
-        return None
-    sacrebleu = _library("sacrebleu")
-    most = max(len(wanted) for _, wanted in texts)
-    streams = [[wanted[i] if i < len(wanted) else None for _, wanted in texts] for i in range(most)]
-    return float(sacrebleu.corpus_bleu([text for text, _ in texts], streams).score)
-
-
-def rouge(
-    hypotheses: Sequence[str],
-    references: Sequence[str | Sequence[str]],
-    kinds: Sequence[str] = ("rouge1", "rouge2", "rougeL"),
-) -> dict[str, float]:
-    """Return the mean F1 of each kind of ROUGE, 0 to 1, of several references the best; {} without texts.
-
-    By rouge-score with stemming (Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"), which
-    sees Latin letters and digits only: texts in other scripts come to 0.0, however alike. Needs the extra
-    `eval`.
-    """
-    texts = _paired(hypotheses, references)
-    if not texts:
-        return {}
-    scorer = _library("rouge_score.rouge_scorer").RougeScorer(list(kinds), use_stemmer=True)
-    scores = [[scorer.score(each, text) for each in wanted] for text, wanted in texts]
-    best = {kind: [max(score[kind].fmeasure for score in found) for found in scores] for kind in kinds}
-    return {kind: float(np.mean(found)) for kind, found in best.items()}
-
-
-def _paired(
-    hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]
-) -> list[tuple[str, list[str]]]:
-    if len(hypotheses) != len(references):
-        raise errors.EvaluationError(
-            f"expected a reference for each of {len(hypotheses)} hypotheses, got {len(references)}"
-        )
-    wanted = [[each] if isinstance(each, str) else list(each) for each in references]
-    if empty := [i for i, each in enumerate(wanted) if not each]:
-        raise errors.EvaluationError(
-            f"expected a reference for each hypothesis, got none: references[{empty[0]}]"
-        )
-    return list(zip(hypotheses, wanted, strict=True))
-
-
-def _library(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
-        raise errors.DependencyError(
-            f"expected the package {package} for this metric, got none; pip install 'areal-metrics[eval]'"
-        ) from error
 
 
 # -- sequences -------------------------------------------------------------------------------------
@@ -215,7 +183,7 @@ def discounted_reward(rewards: Iterable[float], gamma: float = 1.0) -> float:
     """Return Σ_{t=1}^{T} gamma^(t-1) r_t of one episode (Sutton & Barto 2018, eq. 3.8); 0 of none."""
     total = 0.0
     for reward in reversed(list(rewards)):  # Horner's scheme
-        total = float(reward) + gamma * total
+        total = float(_host(reward).item()) + float(gamma) * total
     return total
 
 
@@ -248,7 +216,8 @@ def _units(block: Floats) -> Floats:
 
 def _blocks(states: Any) -> Iterator[Floats]:
     """Yield blocks of rows of at most about `_CHUNK` numbers, never empty, in float64 on the host."""
-    for part in [states] if hasattr(states, "shape") else states:
+    for block in [states] if hasattr(states, "shape") else states:
+        part = block if hasattr(block, "shape") else _host(block)
         if len(part.shape) != 2:
             raise errors.EvaluationError(
                 f"expected hidden states (tokens, width), got shape {tuple(part.shape)}"
@@ -347,11 +316,14 @@ def _host(array: Any) -> Floats:
         array = array.detach()
         array = array.cpu().double() if array.device.type == "mps" else array.double().cpu()
         return array.numpy()
-    return np.asarray(array, np.float64)
+    try:
+        return np.asarray(array, np.float64)
+    except (TypeError, RuntimeError):  # a list of tensors with a gradient, or of a device
+        return np.asarray(_frozen(array), np.float64)
 
 
 def _mean(values: Any) -> float | None:
-    return moments.mean(moments.of(np.asarray(values, np.float64)))
+    return moments.mean(moments.of(_host(values)))
 
 
 # -- which metrics a task has ----------------------------------------------------------------------

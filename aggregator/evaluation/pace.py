@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
-from eventlog import errors
+from eventlog import as_metric, as_step, errors
 
 from .evaluator import Evaluator, EvaluatorConfig, FinetuneSpec
 
@@ -76,12 +77,24 @@ class Pace:
     last: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
+        whole = all(isinstance(each, Integral) for each in (self.least, self.most, self.interval))
+        if not whole or not 1 <= self.least <= self.most:
             raise errors.ConfigError(
-                f"expected least and most with 1 <= least <= most, got {self.least} and {self.most}"
+                "expected least and most as whole numbers with 1 <= least <= most, "
+                f"got {self.least!r} and {self.most!r}"
+            )
+        if not 0 <= self.still <= self.moving or not 0 < self.scale < math.inf:
+            raise errors.ConfigError(
+                "expected 0 <= still <= moving, and a scale above 0, "
+                f"got {self.still!r}, {self.moving!r} and {self.scale!r}"
             )
         if not self.interval:
             object.__setattr__(self, "interval", self.least)
+        if not self.least <= self.interval <= self.most:
+            raise errors.ConfigError(
+                f"expected an interval within least and most, got {self.interval!r}, "
+                f"not within {self.least} and {self.most}"
+            )
 
     def after(self, value: float) -> Pace:
         """Return the pace after an evaluation; a value that is no number changes nothing."""
@@ -133,11 +146,21 @@ class AdaptiveEvaluator(Evaluator):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; the bounds stay those of the configuration."""
+        pace = self._restored_pace(state_dict["pace"]) if "pace" in state_dict else self.pace
         super().load_state_dict(state_dict)
-        if "pace" in state_dict:
-            interval, last = state_dict["pace"]
-            bounded = min(max(int(interval), self.pace.least), self.pace.most)
-            self._take(replace(self.pace, interval=bounded, last=last))
+        self._take(pace)
+
+    def _restored_pace(self, said: Any) -> Pace:
+        try:
+            interval, last = said
+            bounded = min(max(as_step(interval), self.pace.least), self.pace.most)
+            return replace(
+                self.pace, interval=bounded, last=None if last is None else as_metric(last, "pace")
+            )
+        except (TypeError, ValueError) as error:
+            raise errors.ConfigError(
+                f"expected a pace as its interval and the last number, got {said!r:.80}"
+            ) from error
 
     def _take(self, pace: Pace) -> None:
         self.pace = pace
@@ -155,8 +178,8 @@ class AdaptiveEvaluator(Evaluator):
                 return f"expected the metric {self.metric!r} among the results, got {known}"
             value = result[self.metric]
         try:
-            return None if value is None else float(value)
-        except (TypeError, ValueError, RuntimeError):  # the last one of a tensor of several numbers
+            return None if value is None else float(as_metric(value, self.metric))
+        except errors.RecordingError:
             got = f"{type(value).__name__} {value!r:.80}"
             return f"expected a number for the metric {self.metric!r}, got {got}"
 

@@ -34,18 +34,37 @@ def resumed(name: str, updates: int) -> dict[str, Any]:
     return {f"{_key(name)}/{RESUMED}": updates}
 
 
+class Done(NamedTuple):
+    """An evaluation in the log: of a model after that many epochs, and the step whose commit holds it."""
+
+    epochs: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """What is known of the run up to now; nothing, where no log is started."""
 
-    complete: Mapping[int, int] = field(default_factory=dict[int, int])  # finished updates → epochs
+    complete: Mapping[int, Done] = field(default_factory=dict[int, Done])  # by finished updates
+    begin: int = 0  # finished updates that this attempt goes on after, as whoever started it says
     committed: int = -1  # the last committed step
     known: bool = False  # the log holds the run's past
+    tagged: bool = False  # and the evaluator's: else it may work beside the committing process
 
-    def lost(self, updates: int) -> bool:
-        """Whether an evaluation that was made after that many updates did not get into the log."""
-        tagged = bool(self.complete)  # else the evaluator may have worked beside the committing process
-        return self.known and updates not in self.complete and (tagged or self.committed < updates - 1)
+    def standing(self, updates: int) -> dict[int, int]:
+        """Return what stays for an attempt that goes on after that many updates: updates → epochs.
+
+        It commits the steps from there on again, with whatever else their commits held.
+        """
+        begin = max(updates, self.begin)
+        return {
+            each: done.epochs for each, done in self.complete.items() if each <= updates and done.step < begin
+        }
+
+    def lost(self, evaluated: int, updates: int) -> bool:
+        """Whether an evaluation that was made did not get into the log, or does not stay there."""
+        gone = self.known and evaluated not in self.standing(updates)
+        return gone and (self.tagged or self.committed < evaluated - 1)
 
 
 def recall(log: Log, name: str, steps_per_epoch: int) -> Past:
@@ -57,24 +76,26 @@ def recall(log: Log, name: str, steps_per_epoch: int) -> Past:
     for producer, _, batch in RunReader(log.run.path).commits(lambda session, _: session in leaders):
         if (commit := _commit(batch, name, steps_per_epoch)) is not None:
             commits[producer.session].append(commit)
-    complete: dict[int, int] = {}
-    committed = -1
+    complete: dict[int, Done] = {}
+    committed, tagged = -1, False
     for session, attempt in commits.items():
         if not attempt:
             continue
-        # what an attempt does again is superseded: all that was measured after the updates it begins with
+        # what an attempt does again is superseded: the commits of all steps from where it begins
         said = [given[session], *(commit.resumed for commit in attempt)]
         begin = next((each for each in said if each is not None), min(commit.step for commit in attempt))
-        complete = {updates: epochs for updates, epochs in complete.items() if updates <= begin}
-        complete |= {updates: epochs for commit in attempt for updates, epochs in commit.evaluations}
+        complete = {updates: done for updates, done in complete.items() if done.step < begin}
+        complete |= {updates: done for commit in attempt for updates, done in commit.evaluations}
         committed = max(commit.step for commit in attempt)
+        tagged |= any(commit.evaluations for commit in attempt)
     own = log.producer.session
-    return Past(complete, committed, known=any(session != own or found for session, found in commits.items()))
+    known = any(session != own or found for session, found in commits.items())
+    return Past(complete, given.get(own) or 0, committed, known, tagged)
 
 
 class _Commit(NamedTuple):
     step: int
-    evaluations: tuple[tuple[int, int], ...] = ()  # finished updates and epochs of what was measured
+    evaluations: tuple[tuple[int, Done], ...] = ()  # of a model after so many updates
     resumed: int | None = None  # finished updates that the attempt began with
 
 
@@ -85,13 +106,13 @@ def _commit(batch: pa.RecordBatch, name: str, steps_per_epoch: int) -> _Commit |
     if epoch is None or epoch_step is None:
         return None
     tagged = json.loads(said) if said else {}
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, Done]] = []
     for key, value in tagged.items():
         updates = 0 if value == BEFORE else value
         # a log of before the evaluations of a commit had a tag each has the name alone
         if key in (_key(name), f"{_key(name)}/{value}") and _is_count(updates):
             ended = updates == step + 1 and epoch_step >= steps_per_epoch - 1
-            found.append((updates, epoch + ended))
+            found.append((updates, Done(epoch + ended, step)))
     begins = tagged.get(f"{_key(name)}/{RESUMED}")
     return _Commit(step, tuple(found), begins if _is_count(begins) else None)
 

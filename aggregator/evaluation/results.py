@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import eventlog
-from eventlog import Recorder, Spread, as_key, errors, moments
+from eventlog import Recorder, Spread, as_key, as_metric, errors, moments
 
 from .. import stats_tracker
-from .samples import id_of, ids_of
+from .samples import id_of, ids_of, tags_of
 
 __all__ = [
     "SampleResult",
@@ -83,8 +83,8 @@ def _name(key: Any, sample: str) -> str:
 
 def _number(value: Any, name: str, sample: str) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return float(as_metric(value, name))
+    except errors.RecordingError:
         got = f"{type(value).__name__} {value!r:.80}"
         raise errors.EvaluationError(
             f"expected a number or a text for {name!r} of sample {sample!r}, got {got}"
@@ -99,7 +99,7 @@ def compute_aggregated_metrics(
     `by` names tags: for each of their values the same comes under `tag/value/`, as `modality/text/accuracy`.
     The order of the results does not matter to the last bit, of repeated ids the first counts. Results may
     also be mappings with an "id" (or "sample_id") and numbers; an EvaluationError for one without, and for a
-    tag that no sample has.
+    tag that no sample has, and for a name that a value and a slice share.
     """
     unique: dict[str, SampleResult] = {}
     listed = list(results)
@@ -111,15 +111,21 @@ def compute_aggregated_metrics(
         unique.setdefault(result.id, result)
     ordered = [unique[each] for each in sorted(unique)]
     metrics = _means(ordered)
-    for tag in [by] if isinstance(by, str) else by:
+    for tag in [by] if isinstance(by, str) else dict.fromkeys(by):
         slices: dict[str, list[SampleResult]] = defaultdict(list)
         for result in ordered:
             if tag in result.tags:
-                slices[str(result.tags[tag])].append(result)
+                value = result.tags[tag]
+                slices[str(value.item() if hasattr(value, "item") else value)].append(result)
         if ordered and not slices:
             raise errors.EvaluationError(_untagged(tag, {name for result in ordered for name in result.tags}))
         for value in sorted(slices):
-            metrics |= {f"{tag}/{value}/{name}": number for name, number in _means(slices[value]).items()}
+            for name, number in _means(slices[value]).items():
+                if (own := f"{tag}/{value}/{name}") in metrics:
+                    raise errors.EvaluationError(
+                        f"expected names of values and of slices that differ, got {own!r} as both"
+                    )
+                metrics[own] = number
     return metrics
 
 
@@ -139,7 +145,7 @@ def _key_of(row: Mapping[str, Any]) -> str:
 def _read(row: Mapping[str, Any]) -> SampleResult:
     key = _key_of(row)
     sample = id_of(row, key)
-    tags = row.get("tags") or {}
+    tags = tags_of(row)
     named = {name: value for name, value in row.items() if name not in (key, "tags", "rank")}
     return as_result(named, sample, tags, row.get("rank", 0))
 

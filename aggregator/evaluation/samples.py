@@ -9,13 +9,12 @@ apart afterwards.
 from __future__ import annotations
 
 import heapq
-import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from eventlog import as_key, errors
+from eventlog import as_key, errors, plain_tags
 
 __all__ = ["Field", "check_unambiguous", "deal", "id_of", "ids_of", "is_integer", "tags_of"]
 
@@ -86,12 +85,11 @@ def tags_of(sample: Any, field: Field = "tags") -> dict[str, Any]:
     if found is _MISSING or found is None:
         return {}
     try:
-        tags = json.loads(json.dumps(dict(found), sort_keys=True))  # plain: it is told to the other ranks
-    except (TypeError, ValueError):
+        return plain_tags(found)  # it is told to the other ranks
+    except errors.RecordingError:
         raise errors.EvaluationError(
             f"expected tags by name, as JSON takes them, got {found!r:.80} for {sample!r:.80}"
         ) from None
-    return tags
 
 
 def _get(sample: Any, field: Field) -> Any:

@@ -29,7 +29,7 @@ from numpy.random import MT19937, BitGenerator, mtrand
 
 from eventlog import errors
 
-from .samples import Field, ids_of
+from .samples import Field, id_of, ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -62,7 +62,7 @@ def select(
     if mode == "full":
         return list(by_id.values())
     if mode == "incremental":
-        before = set(map(str, seen))
+        before = {id_of(each, lambda given: given) for each in seen}
         return [sample for each, sample in by_id.items() if each not in before]
     if mode != "sampled":
         raise errors.EvaluationError(f"expected a mode (full, sampled, incremental), got {mode!r}")

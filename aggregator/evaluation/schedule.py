@@ -91,6 +91,12 @@ class Progress:
         """Note that what is due up to `at` is dealt with."""
         self.position = at
 
+    def rewind(self, at: Position) -> None:
+        """Go back to `at`, where a state is newer: what was due after it is due again."""
+        if self.position.updates > at.updates:
+            self.position, self.evaluated = at, None
+            self.before_done &= at.updates > 0
+
     def restart(self) -> None:
         """Count the seconds from now: an evaluation has ended."""
         self._since = self._clock()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from eventlog import errors
+from eventlog import errors, is_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _LARGEST: Final = sys.float_info.max
 
 def checked(bins: Any) -> int:
     """Return a number of bins; QueryError unless it is from one to MOST."""
-    if isinstance(bins, bool) or not isinstance(bins, int | np.integer) or bins < 1:
+    if not is_whole(bins) or bins < 1:
         raise errors.QueryError(f"expected at least one bin, got {bins!r}")
     if bins > MOST:
         raise errors.QueryError(f"expected at most {MOST} bins, got {bins}")

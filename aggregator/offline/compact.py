@@ -22,10 +22,12 @@ import numpy as np
 
 from eventlog import WindowSet, errors, fixed, read_json, schema, sync_folder, write_json
 
+from . import tables
 from .checked import TEMPORARY
 from .compacted import FOLDER, FORMAT, Compacted, by_name, name_of, read_part
 from .engine import Engine
 from .history import load
+from .losses import lost
 from .parquet import write_part
 from .placing import window_code
 from .reading import NONE
@@ -55,6 +57,7 @@ class Compaction:
     bytes: int
     dropped: int  # of payload streams
     problems: list[str]
+    losses: list[str]  # what of the run never reached its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +145,16 @@ def _compacted(
     if replaced is not None and replaced.path.name not in names:
         _remove([replaced.path, *(file for file, _ in replaced.files.values())])
     now = Compacted(type(reader.run).open(path))
-    for part in now.left:
+    for part in [part for part in now.left if _has_sources(history, part)]:
         _remove([part.path, *(file for file, _ in part.files.values())])
     dropped = _drop(history, now) if drop_sources else 0
     own = [part for part in now.parts if part.path.name in names]
-    sources = [problem for problem in reader.problems if folder not in problem.path.parents]
-    problems = [str(problem) for problem in [*sources, *now.problems()]]
-    problems += [problem for one in made for problem in one.problems]
+    sources = [problem for problem in tables.problems(history) if folder not in problem.path.parents]
+    found = [str(problem) for problem in [*sources, *now.problems()]]
+    found += [problem for one in made for problem in one.problems]
     rows, size = sum(one.rows for one in made), sum(part.bytes for part in own)
-    return Compaction(str(path), len(now.parts), len(own), rows, size, dropped, list(dict.fromkeys(problems)))
+    told = list(dict.fromkeys(found)), lost(history)
+    return Compaction(str(path), len(now.parts), len(own), rows, size, dropped, *told)
 
 
 def _has_sources(history: History, part: Part) -> bool:

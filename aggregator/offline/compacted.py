@@ -67,6 +67,11 @@ class Cover:
         return self.first <= slot < self.stop
 
 
+def table_of(stream: schema.Stream, window: int) -> str:
+    """Return which table holds the rows of a frame: those of exports belong to no window."""
+    return TABLES[stream][stream is schema.Stream.RECORDS and window < 0]
+
+
 def name_of(run: RunDir, file: SegmentFile) -> str:
     """Return how parts name a segment: its data file, within the run."""
     return file.data.relative_to(run.path).as_posix()
@@ -82,6 +87,7 @@ class Part:
     """The rows of some frames, as Parquet. `covers` has them by segment, under its `name_of`."""
 
     path: Path
+    run: str  # id of the run
     first: int  # step
     last: int
     covers: Mapping[schema.Stream, Mapping[str, Sequence[Cover]]]
@@ -117,7 +123,7 @@ def read_part(path: Path) -> Part:
             for stream, those in told["covers"].items()
         }
         files = {name: (path.with_name(file["name"]), Stamp.of(file)) for name, file in told["files"].items()}
-        return Part(path, int(told["steps"][0]), int(told["steps"][1]), covers, files)
+        return Part(path, str(told["run"]), int(told["steps"][0]), int(told["steps"][1]), covers, files)
     except (KeyError, TypeError, ValueError) as error:
         raise errors.ManifestError(f"expected a part of compacted tables, got {error!r}: {path}") from error
 
@@ -141,13 +147,18 @@ class Compacted:
         self._bad: set[tuple[Path, schema.Stream]] = set()
         self.parts: list[Part] = []
         self.left: list[Part] = []  # that others stand in for
+        self.unfit: list[Part] = []  # that stand for frames whose index has changed
         taken: dict[str, list[Cover]] = {}
         found = [part for part in map(self._read, self._paths()) if part is not None]
         # Of two compactions at once, or of one cut off while it replaced a part, the fuller part stands.
         for part in sorted(found, key=lambda part: (-part.frames, part.path.name)):
             if any(_meet(cover, other) for file, cover in part.all() for other in taken.get(file, ())):
                 self.left.append(part)
-            elif fitting := [stream for stream in part.covers if self._fits(part, stream)]:
+                continue
+            fitting = [stream for stream in part.covers if self._fits(part, stream)]
+            if len(fitting) < len(part.covers):
+                self.unfit.append(part)
+            if fitting:
                 self.parts.append(part)
                 self._bad |= {(part.path, stream) for stream in part.covers if stream not in fitting}
                 for file, cover in part.all(*fitting):
@@ -182,6 +193,14 @@ class Compacted:
     def trusted(self, stream: schema.Stream) -> list[Part]:
         """Return the parts that are used for a stream and stand for some of it."""
         return [p for p in self.parts if stream in p.covers and (p.path, stream) not in self._bad]
+
+    def told(self, stream: schema.Stream) -> list[Part]:
+        """Return the parts of this run that may hold rows of a stream, those that are used first.
+
+        Of the others an index has changed: what the rest of it still says may be asked of them.
+        """
+        used, run = self.trusted(stream), self._run.id
+        return used + [p for p in self.unfit if stream in p.covers and p.run == run and p not in used]
 
     def check(self) -> None:
         """Read every byte of the parts: what is damaged becomes a problem, and is not used."""
@@ -296,6 +315,34 @@ class PayloadTable:
             own = self._places[start:stop]
             if chosen[own].any():
                 yield own, _as_recorded(self._file.read_row_group(i))
+
+
+def recorded(part: Part, name: str, session: str) -> pa.Table:
+    """Return the rows of a process in a table of a part as they were recorded, as far as they are intact."""
+    kind = schema.COMMITS if name == COMMITS else schema.PAYLOAD if name == PAYLOAD else schema.RECORDS
+    found: list[pa.RecordBatch] = []
+    with suppress(KeyError, OSError, pa.ArrowException):
+        file = part.files[name]
+        found.extend(PayloadTable(*file).of(session) if name == PAYLOAD else _texts_of(file, kind, session))
+    return pa.Table.from_batches(found, kind)
+
+
+def _texts_of(file: tuple[Path, Stamp], kind: pa.Schema, session: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a process in a table of texts; what it has no column for was null in such rows."""
+    table = _opened(*file)
+    for i in range(table.num_row_groups):
+        with suppress(OSError, pa.ArrowException):
+            rows = table.read_row_group(i)
+            sessions = rows["session"].unify_dictionaries().combine_chunks()
+            known = sessions.dictionary.to_pylist()
+            if session not in known:
+                continue
+            rows = rows.filter(pa.array(sessions.indices.to_numpy() == known.index(session)))
+            names = set(rows.column_names)
+            columns = [
+                rows[f.name].cast(f.type) if f.name in names else pa.nulls(len(rows), f.type) for f in kind
+            ]
+            yield from pa.table(columns, schema=kind).combine_chunks().to_batches()
 
 
 def as_stored(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -49,7 +49,6 @@ _LATER: Final = {
 }
 _THREAD: Final = 128 << 20  # bytes that one needs at least: fewer work where the limit is small
 _ROWS: Final = 2048  # of a batch that is answered
-_BY_NAME: Final = frozenset({"query", "query_table"})  # functions that read what a text names
 # What DuckDB puts before messages of functions of ours.
 _OURS: Final = re.compile(
     r"^Invalid Input Error: "
@@ -63,6 +62,7 @@ _WRONG: Final = (
     duckdb.PermissionException,
 )
 _UNKNOWN: Final = re.compile(r"expected a recorded key, got '(.*)'")
+_EXTENSION: Final = re.compile(r"required extension '(\w+)|exists in the (\w+) extension")
 _MEANT: Final = re.compile(r'Did you mean "(\w+)"')
 _LOCK: Final = """
 set TimeZone = 'UTC';
@@ -213,7 +213,7 @@ class Database:
     def _provide(self, query: str) -> None:
         """Make the tables of the views that a query names; that a word is no view's name costs only time."""
         named = words(query)
-        for name in [name for name in self._later if named & (_LATER[name] | _BY_NAME)]:
+        for name in [name for name in self._later if named & _LATER[name]]:
             self._con.register(name, self._later[name]())
             del self._later[name]
 
@@ -227,7 +227,10 @@ def _explaining(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 def _refusal(error: Exception, said: str) -> errors.QueryError:
     """Return what DuckDB's error is told as: a wrong query, or a proper one that this run does not answer."""
-    wrong = isinstance(error, _WRONG) or "the UDF: QueryError: " in str(error)
+    text = str(error)
+    wrong = isinstance(error, _WRONG) or "the UDF: QueryError: " in text or _EXTENSION.search(text)
+    # A value that stands in no column is one that the query says, or makes of what it says.
+    wrong = wrong or (isinstance(error, duckdb.ConversionException) and "source column" not in text)
     return errors.QueryError(said) if wrong else errors.UnansweredError(said)
 
 
@@ -235,6 +238,9 @@ def _explained(error: Exception) -> str:
     """Return DuckDB's message on one line; with the views, where it does not know one."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split())
     text = _OURS.sub("", text)
+    if found := _EXTENSION.search(text):
+        missing = found[1] or found[2]
+        return f"expected what DuckDB itself has, got a part of its extension {missing}: a session loads none"
     if isinstance(error, duckdb.OutOfMemoryException):
         said = text.split(" Possible solutions")[0]
         return (

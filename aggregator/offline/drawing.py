@@ -6,7 +6,7 @@ in the order in which it comes is the same to the bit each time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,7 +39,8 @@ class Wanted:
 
     `where`: only the values that meet it. `other`: also another key's values beside them, only where both
     are there. `parts`: also the sequence of each value. `most`: about how many bytes are in memory at a time.
-    `elsewhere`: the engine that reads them (`scaleout.Elsewhere`), if it is not this process.
+    `elsewhere`: the engine that reads them (`scaleout.Elsewhere`), if it is not this process. `distinct`: of
+    the sequences of one sample only the first.
     """
 
     where: Condition | None
@@ -47,6 +48,11 @@ class Wanted:
     parts: bool
     most: int
     elsewhere: Any
+    distinct: bool = False
+
+    def once(self) -> Wanted:
+        """Return the same of each sample once, which this process finds out."""
+        return replace(self, parts=True, elsewhere=None, distinct=True)
 
     @property
     def alone(self) -> bool:

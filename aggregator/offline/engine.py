@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from eventlog import errors
+from eventlog import errors, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class Engine:
         if name not in ENGINES:
             raise errors.QueryError(f"expected engine to be local or ray, got {name!r}")
         _check(workers)
-        self._workers = workers
+        self._workers = None if workers is None else int(workers)
         self._pool: ProcessPoolExecutor | None = None
         self._ray: Any = _ray() if name == "ray" else None
         self._ours = False  # whether Ray was started here
@@ -164,7 +164,7 @@ class Engine:
 def _check(workers: Any) -> None:
     if workers is None:
         return
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+    if not is_whole(workers) or workers < 1:
         raise errors.QueryError(f"expected at least one worker, got {workers!r}")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from eventlog import Spread, errors, moments
+from eventlog import Spread, errors, is_whole, moments
 
 from .choice import speaking
 from .names import unknown
@@ -43,6 +43,7 @@ POOLED: Final = pa.schema(
         **dict.fromkeys(("run", "session", "role", "key", "kind", "spread"), pa.string()),
         **dict.fromkeys(("rank", "record_id", "window", "call", "step", "count"), pa.int64()),
         **dict.fromkeys(("min", "max"), pa.float64()),
+        "whole": pa.bool_(),
     }
 )
 _BY: Final = f"{', '.join(BY)}, and tags, as in 'tags.modality'"
@@ -85,7 +86,7 @@ def checked_by(by: Any) -> tuple[str, ...]:
 
 def checked_bound(name: str, step: Any) -> int | None:
     """Return a bound; QueryError unless it is a step, or none."""
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer)):
+    if step is not None and not is_whole(step):
         raise errors.QueryError(f"expected {name} to be a step, got {step!r}")
     return None if step is None else int(step)
 
@@ -95,7 +96,8 @@ class Pool:
     """Groups of records: `columns` say what each group is, `rows` are its moments.
 
     `records[i]` are the records of the i-th history that are pooled, `steps[i]` the step that each counts
-    for, `of[i]` its group. `shares`: which groups are of shares of numbers, put together.
+    for, `of[i]` its group. `shares`: which groups are of shares of numbers, put together;
+    `whole`: which lack no rank's part, as far as the log knows.
     """
 
     columns: dict[str, pa.Array]
@@ -104,6 +106,7 @@ class Pool:
     steps: Sequence[Ints]
     of: Sequence[Places]
     shares: Bools
+    whole: Bools
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -112,10 +115,11 @@ class Pool:
 def pool(histories: Sequence[History], asked: Asked) -> Pool:
     """Group the records that are asked about; UnansweredError when there are none."""
     counted = [_counted(history, asked) for history in histories]
-    found = [_between(asked, *those) for those in counted]
+    chosen = [those.between(asked) for those in counted]
+    found = [(those.records, those.steps) for those in chosen]
     sizes = [len(records) for records, _ in found]
     if not sum(sizes):
-        raise errors.UnansweredError(_nothing(histories, asked, np.concatenate([s for _, s in counted])))
+        raise errors.UnansweredError(_nothing(histories, asked, np.concatenate([c.steps for c in counted])))
     names = [*(["key"] if asked.named else []), *(name for name in asked.by if name != SEQUENCE)]
     columns = {name: Column.of(histories, found, name) for name in ("run", *names)}
     numbers, n = groups(*(column.values for column in columns.values()))
@@ -130,41 +134,77 @@ def pool(histories: Sequence[History], asked: Asked) -> Pool:
     if _ALONE.isdisjoint(asked.by):
         for history, places, numbers in zip(histories, records, of, strict=True):
             shares[numbers[among(history, "spread", _SHARES)[places]]] = True
-    return Pool(said, merge(histories, records, steps, rows, of, n), records, steps, of, shares)
+    whole = np.ones(n, np.bool_)
+    for those, numbers in zip(chosen, of, strict=True):
+        whole[numbers[~those.whole]] = False
+    return Pool(said, merge(histories, records, steps, rows, of, n), records, steps, of, shares, whole)
 
 
 def counting(history: History, *, every: bool) -> Bools:
     """Return which records count in the metric of their key: tensor-parallel copies once, for example."""
     counted = np.zeros(history.records.table.num_rows, np.bool_)
-    counted[_speaking(history, None, every=every)[0]] = True
+    counted[_speaking(history, None, every=every).records] = True
     return counted
 
 
 def pooled(history: History, *, every: bool) -> pa.Table:
-    """Return the records that count, whether or not their values are kept: see POOLED."""
-    places = np.flatnonzero(counting(history, every=every))
+    """Return the records that count and the step each counts for, kept values or not: see POOLED.
+
+    An export without reset covers records again: they have a row for each of its steps.
+    """
+    found = _speaking(history, None, every=every)
+    found = found.once(found.steps)
+    places = pa.array(found.records)
+    own = {
+        "call": pa.array(Payload(history).calls[found.records]),
+        "step": pa.array(found.steps),
+        "whole": pa.array(found.whole),
+    }
     table = history.records.table
-    calls = pa.array(Payload(history).calls[places])
-    rows = table.select([name for name in POOLED.names if name != "call"]).take(pa.array(places))
-    return rows.append_column("call", calls).select(POOLED.names).cast(POOLED)
+    columns = [own[name] if name in own else table[name].take(places) for name in POOLED.names]
+    return pa.table(columns, names=POOLED.names).cast(POOLED)
 
 
-def _counted(history: History, asked: Asked) -> tuple[Places, Ints]:
-    """Return (records, their steps): all, where processes are asked about, else those that count once."""
+class _Counted(NamedTuple):
+    """Records, the step each counts for, and whether no rank's part is missing beside it."""
+
+    records: Places
+    steps: Ints
+    whole: Bools
+
+    def between(self, asked: Asked) -> _Counted:
+        """Return those of the steps that are asked about."""
+        chosen = np.ones(len(self.steps), np.bool_)
+        if asked.since is not None:
+            chosen &= self.steps >= asked.since
+        if asked.until is not None:
+            chosen &= self.steps <= asked.until
+        return _Counted(self.records[chosen], self.steps[chosen], self.whole[chosen])
+
+    def once(self, turns: Ints) -> _Counted:
+        """Return each record once a turn, as it comes first; whole if it is each time."""
+        turn = np.stack([self.records, turns], axis=1)
+        _, first, of = np.unique(turn, axis=0, return_index=True, return_inverse=True)
+        whole = np.ones(len(first), np.bool_)
+        whole[of.reshape(-1)[~self.whole]] = False
+        order = np.argsort(first)
+        return _Counted(self.records[first[order]], self.steps[first[order]], whole[order])
+
+
+def _counted(history: History, asked: Asked) -> _Counted:
+    """Return all records, where processes are asked about, else those that count once."""
     if asked.of_process:
         placed = history.records
         chosen = among(history, "key", asked.keys)
         chosen &= placed.table["complete"].to_numpy() & (placed.steps != NONE)
         records = np.flatnonzero(chosen if asked.every else chosen & ~placed.superseded)
-        return records, placed.steps[records]
-    records, steps = _speaking(history, set(asked.keys), every=asked.every)
-    if len(records) == np.count_nonzero(np.bincount(records)):
-        return records, steps
+        return _Counted(records, placed.steps[records], np.ones(len(records), np.bool_))
+    found = _speaking(history, set(asked.keys), every=asked.every)
+    if len(found.records) == np.count_nonzero(np.bincount(found.records)):
+        return found
     # An export without reset covers records again: once a step, or once in all.
     by_step = not {"step", "epoch", SEQUENCE}.isdisjoint(asked.by)
-    again = steps if by_step else np.zeros(len(steps), np.int64)
-    _, first = np.unique(np.stack([records, again], axis=1), axis=0, return_index=True)
-    return records[np.sort(first)], steps[np.sort(first)]
+    return found.once(found.steps if by_step else np.zeros_like(found.steps))
 
 
 def _nothing(histories: Sequence[History], asked: Asked, steps: Ints) -> str:
@@ -188,21 +228,18 @@ def _nothing(histories: Sequence[History], asked: Asked, steps: Ints) -> str:
     return f"expected values of {keys} at some step, got {', '.join(said)}"
 
 
-def _speaking(history: History, keys: Collection[str] | None, *, every: bool) -> tuple[Places, Ints]:
-    """Return the records behind the segments that speak for their key, and the steps."""
+def _speaking(history: History, keys: Collection[str] | None, *, every: bool) -> _Counted:
+    """Return the records behind the segments that speak for their key."""
     found = segments(history, keys)
     counted = np.isin(found.of_records, speaking(history, found, superseded=every))
-    steps = np.array([c.step for c in found.candidates], np.int64)[found.candidate[found.of_records[counted]]]
-    return found.records[counted], steps
-
-
-def _between(asked: Asked, records: Places, steps: Ints) -> tuple[Places, Ints]:
-    chosen = np.ones(len(steps), np.bool_)
-    if asked.since is not None:
-        chosen &= steps >= asked.since
-    if asked.until is not None:
-        chosen &= steps <= asked.until
-    return records[chosen], steps[chosen]
+    of = found.candidate[found.of_records[counted]]
+    steps = np.array([made.step for made in found.candidates], np.int64)[of]
+    records, windows = history.records, history.windows
+    places = found.records[counted]
+    of_window = windows.steps[np.searchsorted(windows.windows, records.windows[places])]
+    steps = np.where(records.steps[places] == of_window, steps, records.steps[places])  # its own
+    lacking = np.array([made.incomplete for made in found.candidates], np.bool_)[of]
+    return _Counted(places, steps, ~lacking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,15 @@ class _Seen:
             np.maximum.at(out, self._of_starts, greatest)
         return out
 
-    def _given(self) -> Ints:
-        """Return the greatest step that records of each window carry for all of it.
+    def _every(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return whether all records of each window are among some."""
+        out = np.ones(len(self.codes), np.bool_)
+        if len(self._starts):
+            np.logical_and.at(out, self._of_starts, np.logical_and.reduceat(rows, self._starts))
+        return out
+
+    def _said(self) -> tuple[Ints, Ints]:
+        """Return the step that all records of each window carry, and the greatest that any carries for all.
 
         What was measured at a step of its own carries that for itself alone, unless the window has only such.
         """
@@ -144,10 +151,11 @@ class _Seen:
         steps = records.ints("step")
         own = records.equals("kind", Kind.SCALAR.value) & records.table["tags"].is_valid().to_numpy()
         if own.any():
-            alone = np.ones(len(self.codes), np.bool_)
-            np.logical_and.at(alone, self._of_starts, np.logical_and.reduceat(own, self._starts))
-            steps = np.where(own & ~alone[self.of_records], NONE, steps)
-        return self._greatest(steps)
+            own &= ~self._every(own)[self.of_records]
+            steps = np.where(own, NONE, steps)
+        greatest = self._greatest(steps)
+        same = own | (steps == greatest[self.of_records])
+        return np.where(self._every(same), greatest, NONE), greatest
 
     def _training(self) -> NDArray[np.bool_]:
         """Return which windows hold more than rollouts and timings; of what cannot be read it is assumed."""
@@ -168,13 +176,13 @@ class _Seen:
             self.sids,
             self.numbers,
             self._greatest(records.ints("time")),
-            self._given(),
+            *self._said(),
             self._greatest(records.ints("attempt")),
             self._training(),
         ]
         return [
-            timeline.Window(sessions[sid], number, _some(time), _some(step), _some(attempt), trained)
-            for sid, number, time, step, attempt, trained in zip(*(c.tolist() for c in columns), strict=True)
+            timeline.Window(sessions[sid], number, *map(_some, said), training=trained)
+            for sid, number, *said, trained in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
     def placed(self, found: Timeline) -> Windows:

@@ -51,5 +51,5 @@ def _bytes(limit: int | str) -> int:
     except errors.LogError:
         raise errors.QueryError(f"expected a memory limit in bytes or like 256MB, got {limit!r}") from None
     if found < _LEAST:
-        raise errors.QueryError(f"expected a memory limit of {_LEAST} bytes or more, got {limit!r}")
+        raise errors.QueryError(f"expected a memory limit of {_LEAST >> 20}MiB or more, got {limit!r}")
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
+
+from ..globs import fits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ _MOST_NAMED: Final = 5
 
 
 def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """Return the known names that keys name, by themselves or as globs (`*`, `?`).
+    """Return the known names that keys name, by themselves or as globs (see `fits`).
 
     UnansweredError, naming what is near, for a key that names none.
     """
@@ -28,8 +29,7 @@ def match(keys: str | Iterable[str], known: Iterable[str], what: str) -> list[st
     names = dict.fromkeys(known)
     found: dict[str, None] = {}
     for key in listed:
-        glob = "*" in key or "?" in key
-        fitting = [key] if key in names else [name for name in names if glob and fnmatchcase(name, key)]
+        fitting = [key] if key in names else [name for name in names if fits(name, [key])]
         if not fitting:
             raise errors.UnansweredError(unknown(key, names, what))
         found.update(dict.fromkeys(fitting))

@@ -116,18 +116,24 @@ class Pairing:
         at = np.where(n == 1, 0, place[places])
         found = np.where(n > 0, others[np.minimum(first + at, len(others) - 1)], -1)
         there = found >= 0
-        unclear = there & (((n != 1) & (n != peers[places])) | (many[places] != many[found]))
-        if unclear.any():
-            self._refuse(places[unclear][0], found[unclear][0], many)
+        batches = many[found] != many[places]
+        unclear = np.flatnonzero(there & (((n != 1) & (n != peers[places])) | batches))
+        if len(unclear):
+            i = int(unclear[0])
+            own, other = int(places[i]), int(found[i])
+            if batches[i]:
+                self._refuse(own, other, "batches", int(many[other]), int(many[own]))
+            what = "records under one mask" if ties is self.mask else "records in one batch"
+            self._refuse(own, other, what, int(n[i]), int(peers[own]))
         return found
 
-    def _refuse(self, place: int, other: int, many: Ints) -> NoReturn:
+    def _refuse(self, place: int, other: int, what: str, theirs: int, own: int) -> NoReturn:
         records = self._records
         row = records.table.select(["role", "rank"]).slice(place, 1).to_pylist()[0]
         step = "none" if records.steps[place] == NONE else records.steps[place]
         raise errors.UnansweredError(
-            f"expected as many batches of {self.name(other)!r} as of {self.name(place)!r}, "
-            f"got {many[other]} and {many[place]}: which of them belong together is not known; "
+            f"expected as many {what} of {self.name(other)!r} as of {self.name(place)!r}, "
+            f"got {theirs} and {own}: which of them belong together is not known; "
             f"step {step}, {row['role']}-{row['rank']}"
         )
 

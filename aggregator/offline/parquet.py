@@ -22,6 +22,7 @@ from .compacted import (
     as_stored,
     by_name,
     index_checksum,
+    table_of,
 )
 from .placing import first_rows
 from .reading import EXPORT_COLUMNS, RECORD_COLUMNS, codes, encoded, ints
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
     _Batches = list[tuple[str, pa.RecordBatch]]  # with the session
 
+_COLUMNS: Final = {RECORDS: RECORD_COLUMNS, EXPORTS: EXPORT_COLUMNS}  # of the others, all
 _ROWS: Final = 1 << 17  # of a row group that holds no values
 _LEAST_GROUP: Final = 1 << 20  # bytes of values in a row group …
 _MOST_GROUP: Final = 8 << 20  # … at least, where keys are small, and at most, where they are large
@@ -63,10 +65,10 @@ def write_part(
                 wanted.update(first, stop)
             with reader.opened(file, newest=False) as segment:
                 for slot, window, batch in _read(segment, wanted):
-                    if batch is None:
+                    table = table_of(file.stream, window)
+                    if batch is None or _says_more(batch, table):
                         bad.add(slot)
                         continue
-                    table = EXPORTS if stream == RECORDS and window < 0 else stream
                     batches[table].append((file.session, batch))
             for first, stop in wanted.without(bad).runs():
                 crc = index_checksum(file.data, first, stop)
@@ -97,6 +99,12 @@ def _read(segment: Any, wanted: WindowSet) -> Iterator[tuple[int, int, pa.Record
                 yield entry.slot, entry.record.window, entry.batch
         if entries and entries[-1].slot >= last:
             return
+
+
+def _says_more(batch: pa.RecordBatch, table: str) -> bool:
+    """Whether rows hold something that their table has no column for, as no process writes them."""
+    kept = _COLUMNS.get(table, batch.schema.names)
+    return any(batch[name].null_count < batch.num_rows for name in batch.schema.names if name not in kept)
 
 
 def _texts(batches: _Batches, kind: pa.Schema, columns: Sequence[str]) -> pa.Table:

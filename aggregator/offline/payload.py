@@ -20,7 +20,7 @@ from .reading import codes, ints
 from .tags import carried, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -280,6 +280,13 @@ def sizes(history: History) -> Ints:
     """Return about how many bytes the values of each record take in memory."""
     records = history.records.table
     return 64 + 8 * ints(records["count"], 0) + elements(records["shape"]) // 8
+
+
+def batches(whole: Sequence[tuple[History, Bools]], most: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of several runs, with which of them are counted, a part at a time; see `tables`."""
+    for history, counted in whole:
+        for table in Payload(history).tables(counted, most):
+            yield from sliced(table.select(TABLE.names).cast(TABLE))
 
 
 def sliced(table: pa.Table) -> Iterator[pa.RecordBatch]:

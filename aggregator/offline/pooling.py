@@ -263,8 +263,9 @@ def _quantiles(seen: Tally, asked: Sequence[float]) -> list[list[float | None]]:
     for i, which, known in elsewhere.ask(seen, asking) if elsewhere is not None and asks else ():
         groups = np.unique(made.of[i][which])[known["known"]].tolist()
         found.update(zip(groups, known["quantiles"][known["known"]].tolist(), strict=True))
-    for i in range(len(seen.histories)) if not asks else ():
-        of = made.of[i]
+    for i, of in enumerate(made.of) if not asks else ():
+        if not len(of):  # this run has nothing of what is asked
+            continue
         totals = np.bincount(of, weights=seen.counts(i), minlength=len(made)).astype(np.int64)
         first = np.full(len(made), np.iinfo(np.int64).max)
         np.minimum.at(first, of, made.steps[i])

@@ -74,7 +74,7 @@ class Segments:
 
 def segments(history: History, keys: Collection[str] | None = None) -> Segments:
     """Return the segments of every bound step, of all keys or some; those of superseded attempts too."""
-    made = _candidates(history)
+    made = candidates_of(history)
     specs, spec_of = history.once(_specs)
     candidate, records = _expand(history, made)
     known = spec_of[records] >= 0
@@ -94,7 +94,8 @@ def specs_of(history: History) -> list[Spec]:
     return sorted(specs, key=lambda spec: (spec.key, spec.meta.kind.value, str(spec)))
 
 
-def _candidates(history: History) -> list[Candidate]:
+def candidates_of(history: History) -> list[Candidate]:
+    """Return the candidates of every bound step, of superseded attempts too."""
     members = [Member(p.session, p.rank, p.world) for p in history.reading.producers]
     with without_collections():
         return candidates(history.made, history.timeline, members, history.leaders, history.reading.damaged)

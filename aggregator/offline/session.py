@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from eventlog import errors, fixed
+from eventlog import errors, fixed, is_whole
 
 from . import export, payload, pooling, tables
 from .choice import names_of
@@ -17,6 +17,7 @@ from .database import Anew, Database
 from .drawing import Wanted
 from .grouping import POOLED, SEQUENCE, Asked, checked_bound, checked_by, counting, pooled
 from .history import load
+from .losses import losses
 from .memory import Memory
 from .names import labels, match
 from .payload import Payload
@@ -27,12 +28,13 @@ from .tally import why_missing
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Self
+
+    from eventlog import Loss, Producer
 
     from .engine import Name
     from .history import History
-    from .reading import Bools
 
     Attempts = Literal["latest", "all"]
     Source = Literal["committed", "recomputed"]
@@ -64,12 +66,12 @@ def open_run(
     places = [fixed(path) for path in paths]
     given: Any = offsets
     steps = list(given) if isinstance(given, list | tuple) else [0] * len(places) if given is None else []
-    if len(steps) != len(places) or not all(isinstance(n, int) for n in steps):
+    if len(steps) != len(places) or not all(map(is_whole, steps)):
         raise errors.QueryError(
             f"expected a whole number of steps for each of {len(places)} runs, got {offsets!r}"
         )
     memory = Memory.of(memory_limit, spill)
-    runs = [Run(*those) for those in zip(map(str, places), labels(places), steps, strict=True)]
+    runs = [Run(*those) for those in zip(map(str, places), labels(places), map(int, steps), strict=True)]
     elsewhere = Elsewhere.of(runs, engine, workers)
     return Session([load(*run) for run in runs], attempts, memory, elsewhere)
 
@@ -120,8 +122,9 @@ class Session:
         number is an integer); recomputed also committed, differs, incomplete, source, export_id; of all
         attempts also superseded. Of a committed number that the log cannot say any more (a quantile whose
         values were not kept, a step whose export row was lost) the recomputed value is null, and incomplete
-        true. `wide`: a column per key. `keys` may hold globs; QueryError for a key that
-        is not there. `since` and `until` are steps, both included.
+        true. `wide`: a column per key, `~step` for a key `step` (or run, attempt, sub_index, time), which
+        is the row's own. `keys` may hold globs; QueryError for a key that is not there. `since` and `until`
+        are steps, both included.
         """
         if source not in ("committed", "recomputed"):
             raise errors.QueryError(f"expected source to be committed or recomputed, got {source!r}")
@@ -158,6 +161,7 @@ class Session:
         by: str | Sequence[str] = ("step",),
         *,
         where: str | None = None,
+        distinct: bool = False,
         since: int | None = None,
         until: int | None = None,
     ) -> pa.Table:
@@ -178,13 +182,13 @@ class Session:
         "ppo_actor/final_reward > 0"; see `condition` for what it may say and `pairing` for what belongs
         together. Where values were read, `missing` counts those that are not kept in the payload, and
         `unmatched` those beside which the condition's keys were not recorded. QueryError where it is not
-        known which values belong together. `since` and `until` are steps, both included.
+        known which values belong together. `since` and `until` are steps, both included. `distinct`: of each
+        sample id (`denominator(sample_ids=)`), step and group only the first: of the lowest rank.
         """
         asked = self._asked(keys, by, since, until)
         answer = by_sequence if SEQUENCE in asked.by else pooling.reduce
-        return self._shown(
-            answer(self._histories, asked, stats, self._wanted(where, parts=SEQUENCE in asked.by))
-        )
+        wanted = self._wanted(where, parts=SEQUENCE in asked.by)
+        return self._shown(answer(self._histories, asked, stats, wanted.once() if distinct else wanted))
 
     def percentiles(
         self,
@@ -199,7 +203,7 @@ class Session:
         """Return exact percentiles (0 to 1) of the values of a recorded key: a column `p50` and so on each.
 
         Interpolated linearly, as numpy does. See `reduce` for the rest. `count` is how many values there are,
-        `missing` how many of those that were selected are not kept in the payload.
+        `missing` how many of those that were selected are not kept; null: a rank's part is not in the log.
         """
         asked = self._asked(keys, by, since, until)
         if SEQUENCE in asked.by:
@@ -294,8 +298,13 @@ class Session:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, a line each, path last."""
-        return [str(problem) for history in self._histories for problem in history.reading.reader.problems]
+        """What could not be read, and which ranks of an export left nothing of it; a line each, path last."""
+        return [str(problem) for history in self._histories for problem in tables.problems(history)]
+
+    @property
+    def losses(self) -> list[tuple[Producer, Loss]]:
+        """What never reached the log, of steps that count, and of whom; in words: `eventlog.losses.lines`."""
+        return [lost for history in self._histories for lost in losses(history)]
 
     # -- what is asked for -----------------------------------------------------------------------------
 
@@ -326,8 +335,8 @@ class Session:
         whole = [(history, counting(history, every=self._every)) for history in self._histories]
         size = sum(int(payload.sizes(history).sum()) for history in self._histories)
         if size > self._memory.held:
-            self._check_kept(any(rows.num_rows for rows in _batches(whole, self._memory.piece)))
-            return Anew(payload.TABLE, lambda: _batches(whole, self._memory.piece))
+            self._check_kept(any(rows.num_rows for rows in payload.batches(whole, self._memory.piece)))
+            return Anew(payload.TABLE, lambda: payload.batches(whole, self._memory.piece))
         tables = [table for history, of in whole for table in Payload(history).tables(of, size + 1)]
         rows = _joined(tables)
         self._check_kept(rows.num_rows > 0)
@@ -385,12 +394,6 @@ class Session:
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         return (rows if self._several else rows.drop_columns(["run"])).combine_chunks()
-
-
-def _batches(whole: Sequence[tuple[History, Bools]], most: int) -> Iterator[pa.RecordBatch]:
-    for history, counted in whole:
-        for table in Payload(history).tables(counted, most):
-            yield from payload.sliced(table.select(payload.TABLE.names).cast(payload.TABLE))
 
 
 def _joined(parts: Sequence[pa.Table]) -> pa.Table:

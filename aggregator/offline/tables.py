@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from eventlog import schema, shown
 
+from .absentees import absentees
 from .choice import choose, names_of
 from .history import steps_of_windows
 from .placing import first_rows, groups, leads, metrics_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from eventlog import Loss, Producer, Pruned
+    from eventlog import Loss, Problem, Producer, Pruned
 
     from .choice import Spoken
     from .history import History
@@ -46,6 +47,9 @@ METRICS: Final = pa.schema(
     }
 )
 _IDENTITY: Final = ("step", "key", "attempt", "sub_index")
+_OF_A_ROW: Final = frozenset(
+    {"run", "step", "attempt", "sub_index", "time"}
+)  # what no key's column is called
 
 
 # -- metrics -------------------------------------------------------------------------------------------
@@ -151,6 +155,7 @@ def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
     """Pivot metrics: a row per run, step and sub-index, a column per key; null where it was not logged.
 
     A key that was always an integer gets an integer column, exact beyond 2**53. `time` is the row's latest.
+    A key that is called as a column of every row has a tilde before it: `~step`, and so `~~step` for `~step`.
     """
     words = rows["run"].combine_chunks().dictionary_encode()
     runs, steps, subs = words.indices.to_numpy(), ints(rows["step"]), ints(rows["sub_index"], 0)
@@ -166,9 +171,10 @@ def wide(rows: pa.Table, *, by_attempt: bool) -> pa.Table:
     columns |= {"sub_index": pa.array(subs[first]), "time": nullable(times, TIME)}
     names = list(columns)
     arrays = list(columns.values())
+    values, integers = rows["value"].combine_chunks(), rows["value_int"].combine_chunks()
     for name, places in _by_key(rows["key"]):
-        names.append(name)
-        arrays.append(_pivoted(rows, row_of[places], places, n))
+        names.append(f"~{name}" if name.lstrip("~") in _OF_A_ROW else name)
+        arrays.append(_pivoted(values.take(places), integers.take(places), row_of[places], n))
     return pa.table(arrays, names=names)
 
 
@@ -183,10 +189,8 @@ def _by_key(keys: pa.ChunkedArray) -> list[tuple[str, NDArray[np.intp]]]:
     )
 
 
-def _pivoted(rows: pa.Table, row_of: Ints, places: NDArray[np.intp], n: int) -> pa.Array:
-    given = rows["value"].combine_chunks().take(places)
+def _pivoted(given: pa.Array, exact: pa.Array, row_of: Ints, n: int) -> pa.Array:
     known = given.is_valid().to_numpy(zero_copy_only=False)
-    exact = rows["value_int"].combine_chunks().take(places)
     integers = exact.null_count == given.null_count
     missing = np.ones(n, np.bool_)
     missing[row_of[known]] = False
@@ -312,11 +316,16 @@ def info(history: History) -> dict[str, Any]:
         "metrics": int((metric & ~history.commits.superseded).sum()),
         "losses": [_loss(s.producer, loss, bound) for s in reading.states for loss in s.losses],
         "pruned": [_pruned(state.producer, gone) for state in reading.states for gone in state.prunes],
-        "problems": [str(problem) for problem in reading.reader.problems],
+        "problems": [str(problem) for problem in problems(history)],
         "bytes": {
             stream.name.lower(): sum(s.bytes[stream] for s in reading.states) for stream in schema.Stream
         },
     }
+
+
+def problems(history: History) -> list[Problem]:
+    """Return what could not be read, and which ranks left nothing of an export that they took part in."""
+    return [*history.reading.reader.problems, *history.once(absentees)]
 
 
 def _leading(history: History) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from eventlog import errors, schema
 
+from .distinct import firsts
 from .drawing import draw
 from .reading import ints
 from .statistics import SUMMARIES
@@ -37,6 +39,7 @@ class Tally:
         self.wanted = wanted
         self._keys = ", ".join(map(repr, asked.keys))
         self._read = False
+        self._firsts = firsts(histories, made, asked, wanted.most) if wanted.distinct else None
         self.begin()
 
     def counts(self, i: int) -> Ints:
@@ -75,14 +78,22 @@ class Tally:
     def again(self, i: int, which: Places) -> Iterator[Drawn]:
         """Yield what is drawn of some records without counting it."""
         records, steps = self.made.records[i][which], self.made.steps[i][which]
-        return draw(self.histories[i], records, steps, self.wanted)
+        for drawn in draw(self.histories[i], records, steps, self.wanted):
+            if self._firsts is None or drawn.parts is None:
+                yield drawn
+            else:
+                first = self._firsts[i][int(which[drawn.at])][drawn.parts]
+                yield replace(drawn, values=drawn.values[first], parts=drawn.parts[first])
 
     def columns(self) -> dict[str, pa.Array]:
-        """Return what was not there, where values were read, and what no condition could judge."""
+        """Return what was not there, where values were read, and what no condition could judge.
+
+        How much is missing is not known (null) where a rank's part of an export is.
+        """
         if not self._read:
             return {}
-        columns = {"missing": pa.array(self._missing)}
-        return columns if self.wanted.alone else {**columns, "unmatched": pa.array(self._unmatched)}
+        columns = {"missing": pa.array(self._missing, mask=~self.made.whole)}
+        return {**columns, "unmatched": pa.array(self._unmatched)} if self.wanted.keys() else columns
 
     def check(self) -> None:
         """Raise UnansweredError when nothing at all was there."""

@@ -3,13 +3,15 @@
 Exports carry no step; only a commit does. A window's step is the first of these that applies, and
 `Binding.bound_by` names it:
 
-    given    the caller said it: `export(step=…)` or `set_step`; a step said of one measurement is its own
+    given    the caller said it: `export(step=…)`, or `set_step` of all that is in the window
     commit   its own process committed it: the commit row names the windows drained since the commit before
     export   another rank's window of the same export is bound by one of the two above
     time     the first commit of the same attempt after its export that goes forward, as a late evaluation's
              does not
+    given    where nothing commits: the latest of the steps that `set_step` said of parts of the window
     None     unbound, also where a commit of its own process that may have bound it is known to be lost
 
+A record that carries a step is at that one; what was exported of it is at that of its window.
 Nothing is counted or paired by number. Clocks never decide an attempt; they decide a step only where nothing
 else does.
 """
@@ -37,7 +39,8 @@ class Window(NamedTuple):
     session: str
     number: int
     time: int | None = None  # of its newest record, UTC µs; None: no record of it can be read
-    given: int | None = None  # the (greatest) step its records carry for all of it
+    given: int | None = None  # the step that all its records carry
+    latest: int | None = None  # the greatest that any of them carries
     attempt: int | None = None  # what the producer knew when it drained the window
     training: bool = True  # holds something else than evaluation
 
@@ -174,13 +177,20 @@ def _bind(
             bound[key] = Binding(attempts[key], step, GIVEN)
         elif (step := _covering(own.get(window.session, ()), window.number)) is not None:
             bound[key] = Binding(attempts[key], step, COMMIT)
-    shared = _shared_steps(bound, calls, {c.session for c in commits if c.leader})
+    leaders = {c.session for c in commits if c.leader}
+    shared = _shared_steps(bound, calls, leaders)
     clock = _clock(commits, commit_attempts)
+    partly: dict[WindowKey, Binding] = {}
     for key, window in windows.items():
         if key not in bound:
             lost = _skipped(own.get(window.session, ()), window.number, torn=window.session in torn)
             later = [] if lost else clock.get(attempts[key], [])
             bound[key] = _bind_by_others(window, calls.get(key, []), attempts[key], shared, later)
+            if bound[key].step is None and window.latest is not None and not (lost or later):
+                partly[key] = bound[key] = Binding(attempts[key], window.latest, GIVEN)
+    shared = _shared_steps(partly, calls, leaders)
+    for key in [key for key, binding in bound.items() if shared and binding.step is None]:
+        bound[key] = _bind_by_others(windows[key], calls.get(key, []), attempts[key], shared, [])
     return bound
 
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventlog import Problem, RunDir, appearing, compressed_frame, errors, fixed, open_file, schema
+from eventlog import Problem, RunDir, appearing, compressed_frame, errors, fixed, is_whole, open_file, schema
 
+from . import tables
 from .history import load
+from .losses import lost
 from .placing import window_code
 
 if TYPE_CHECKING:
@@ -40,12 +42,13 @@ _STEPS: Final = {
 
 
 class Merged(NamedTuple):
-    """What became of a run: which attempts its own are now, by how much its steps moved, what is damaged."""
+    """What became of a run: its attempts' numbers now, how far its steps moved; what is damaged or lost."""
 
     path: str
     attempts: dict[int, int]
     offset: int
     problems: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 def merge_runs(
@@ -86,9 +89,10 @@ def _merged(target: Path, sources: Sequence[Path], moved: Sequence[int]) -> list
 def _checked(offsets: Any, n: int) -> list[int]:
     """Return an offset for each of n runs; QueryError for what says none."""
     listed = list(offsets) if isinstance(offsets, list | tuple) else None
-    if listed is None or not all(isinstance(one, int) and not isinstance(one, bool) for one in listed):
+    if listed is None or not all(map(is_whole, listed)):
         raise errors.QueryError(f"expected a list of offsets in steps, got {offsets!r}")
-    moved = [0, *listed] if len(listed) == n - 1 else listed or [0] * n
+    given = [int(one) for one in listed]
+    moved = [0, *given] if len(given) == n - 1 else given or [0] * n
     if len(moved) != n:
         raise errors.QueryError(f"expected an offset for each of {n} runs, got {len(listed)}")
     return moved
@@ -138,8 +142,8 @@ def _written(run: RunDir, histories: Sequence[History], offsets: Sequence[int]) 
             producer = copy.producers.get(file.session)
             if producer is not None and file.session not in foreign:
                 copy.segment(file, run.segment(file.stream, producer, file.number))
-        problems = tuple(map(str, history.reading.reader.problems))
-        made.append(Merged(history.reading.label, attempts, offset, problems))
+        told = tuple(map(str, tables.problems(history))), tuple(lost(history))
+        made.append(Merged(history.reading.label, attempts, offset, *told))
     return made
 
 

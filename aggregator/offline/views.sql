@@ -237,21 +237,16 @@ comment on column log.keys.count is 'selected values; of metrics, rows';
 comment on column log.keys.first_step is 'first step that counts';
 comment on column log.keys.last_step is 'last step that counts';
 
--- A query in a text is a part of the one that is asked: what a session refuses is refused there too.
-create macro main.query(wanted) as table from system.main.query(
-    if(regexp_matches(wanted, '(?i)json_execute_serialized_sql|\bsystem\b'),
-    error('expected a query of the session''s views, got ' || wanted), wanted)
-);
-
 -- Statistics as table macros: `from percentile('ppo_actor/advantages', 0.99)`. They mean what the exported numbers
 -- mean: the ranks that count are pooled, one NaN makes a statistic NaN, Inf follows IEEE, nothing selected is null,
 -- and everything is added in a fixed order. A view of the same name tells (and documents) the columns of each.
 
--- A key of null is looked for as '', which is none: of `key = null` there are no rows, and so no error.
+-- A key of null is looked for as '', which is none: of `key = null` there are no rows, and so no error. One that is
+-- no text is looked for as one: else the keys would be cast to what it is.
 create macro log._known(wanted) as (
     select case when count(*) = 0
         then error('expected a recorded key, got ' || coalesce(chr(39) || wanted || chr(39), 'null')) else true end
-    from _records where key = wanted
+    from _records where key = wanted::varchar
 );
 
 create macro log._valued(wanted, kind) as (
@@ -265,7 +260,7 @@ create macro log._sequenced(wanted) as (
         when bool_or(kind != 'stat' and log._valued(wanted, kind)) then error('expected a key recorded under a mask, ' ||
             'which has sequences, got ' || chr(39) || wanted || chr(39) || ', which is a scalar')
         else true end
-    from _records where key = wanted
+    from _records where key = wanted::varchar
 );
 
 -- Whether a key has values to pool. What a statistic is given comes from here, so that this error is the first.
@@ -275,7 +270,7 @@ create macro log._poolable(wanted) as (
         when bool_or(log._valued(wanted, kind) and spread = 'shares') then error('expected a key whose values are pooled, got ' || chr(39) || wanted ||
             chr(39) || ', whose values are shares of one number: see by_rank and by_sequence')
         else true end
-    from _records where key = wanted
+    from _records where key = wanted::varchar
 );
 
 create macro log._whole(sampled) as (
@@ -294,23 +289,24 @@ create macro log._total(sum, nan, pos_inf, neg_inf) as (
 create macro log.percentile(wanted, q) as table
 with kept as (
     select
-        run, step,
+        p.run, p.step,
         _quantile(
-            flatten(list(coalesce(values64, values32::double[]) order by session, record_id)),
+            flatten(list(coalesce(v.values64, v.values32::double[]) order by session, record_id)),
             (select if(log._poolable(wanted), q::double, 0))
         ) as value,
-        sum(len(coalesce(values64, values32::double[])))::bigint as count
-    from _payload
-    where key = wanted and counted and log._whole(sampled)
-    group by run, step
+        sum(len(coalesce(v.values64, v.values32::double[])))::bigint as count
+    from _payload as v join _pooled as p using (run, session, record_id)
+    where v.key = wanted::varchar and v.counted and log._whole(v.sampled) and p.key = wanted::varchar
+    group by p.run, p.step
 ), recorded as (
-    select run, step, sum(count)::bigint as count
+    select run, step, sum(count)::bigint as count, bool_and(whole) as whole
     from _pooled
-    where key = coalesce(wanted, '') and log._poolable(wanted)
+    where key = coalesce(wanted::varchar, '') and log._poolable(wanted)
     group by run, step
 )
 select
-    r.run, r.step, k.value, coalesce(k.count, 0) as count, r.count - coalesce(k.count, 0) as missing
+    r.run, r.step, k.value, coalesce(k.count, 0) as count,
+    if(r.whole, r.count - coalesce(k.count, 0), null) as missing
 from recorded as r left join kept as k on r.run = k.run and r.step is not distinct from k.step
 order by r.run, r.step;
 
@@ -319,16 +315,16 @@ comment on view log."percentile('key', 0.99)" is 'An exact percentile of a recor
 comment on column log."percentile('key', 0.99)".step is 'training step';
 comment on column log."percentile('key', 0.99)".value is 'interpolated between neighbours; NaN where any value is';
 comment on column log."percentile('key', 0.99)".count is 'values that it is of';
-comment on column log."percentile('key', 0.99)".missing is 'values that were recorded but are not kept: it is not of them';
+comment on column log."percentile('key', 0.99)".missing is 'values that were recorded but are not kept: it is not of them; null: a rank''s part is not in the log';
 
 create macro log._histogram(wanted, bins) as table
 with ends as (
     select min(low) as low, max(high) as high
     from (
-        select min as low, max as high from _pooled where key = wanted and kind != 'counter'
+        select min as low, max as high from _pooled where key = wanted::varchar and kind != 'counter'
         union all
         select list_min(values64), list_max(values64) from _payload
-        where key = wanted and kind = 'counter' and counted
+        where key = wanted::varchar and kind = 'counter' and counted
     )
 ), edges as (
     select _edges(low, high, if(log._poolable(wanted), bins::bigint, 0)) as edges from ends
@@ -340,22 +336,25 @@ with ends as (
             (select len(edges) - 1 from edges)
         ) as n
     from _payload
-    where key = wanted and counted and log._whole(sampled)
+    where key = wanted::varchar and counted and log._whole(sampled)
 ), numbered as (
     select run, unnest(n) as n, generate_subscripts(n, 1) as bin from binned
 ), filled as (
     select run, bin, sum(n)::bigint as count from numbered group by run, bin
 ), kept as (
     select run, sum(found)::bigint as count from binned group by run
-), recorded as (
-    select run, sum(count)::bigint as count
+), each as (  -- once, though records of an export without reset count for several steps
+    select run, session, record_id, any_value(count) as count, bool_and(whole) as whole
     from _pooled
-    where key = coalesce(wanted, '') and log._poolable(wanted)
-    group by run
+    where key = coalesce(wanted::varchar, '') and log._poolable(wanted)
+    group by run, session, record_id
+), recorded as (
+    select run, sum(count)::bigint as count, bool_and(whole) as whole from each group by run
 )
 select
     run, bin, (select edges from edges)[bin] as "left", (select edges from edges)[bin + 1] as "right",
-    coalesce(filled.count, 0) as count, recorded.count - coalesce(kept.count, 0) as missing
+    coalesce(filled.count, 0) as count,
+    if(recorded.whole, recorded.count - coalesce(kept.count, 0), null) as missing
 from recorded
 cross join (select unnest(range(1, len(edges))) as bin from edges)
 left join filled using (run, bin)
@@ -368,7 +367,7 @@ comment on column log."histogram('key', 50)".bin is '1, 2, 3 …, from the least
 comment on column log."histogram('key', 50)"."left" is 'lower edge, included';
 comment on column log."histogram('key', 50)"."right" is 'upper edge, included in the last bin only';
 comment on column log."histogram('key', 50)".count is 'finite values between the edges';
-comment on column log."histogram('key', 50)".missing is 'values that were recorded but are not kept: they are in no bin';
+comment on column log."histogram('key', 50)".missing is 'values that were recorded but are not kept: they are in no bin; null: a rank''s part is not in the log';
 
 create macro log.by_rank(wanted) as table
 with merged as (
@@ -377,7 +376,7 @@ with merged as (
         sum(pos_inf)::bigint as pos_inf, sum(neg_inf)::bigint as neg_inf,
         sum(sum order by session, record_id) as total, min(min) as low, max(max) as high
     from _records
-    where key = coalesce(wanted, '') and complete and step is not null and log._known(wanted)
+    where key = coalesce(wanted::varchar, '') and complete and step is not null and log._known(wanted)
     group by run, step, role, rank, superseded
 )
 select
@@ -405,11 +404,11 @@ with kept as (
         run, session, record_id, whose,
         _sequences(coalesce(values64, values32::double[]), parts, under, elements) as sequences
     from _payload
-    where key = wanted and counted and log._whole(sampled)
+    where key = wanted::varchar and counted and log._whole(sampled)
 ), each as (
     select r.*, k.whose, unnest(coalesce(k.sequences, [null])) as s
     from _pooled as r left join kept as k using (run, session, record_id)
-    where r.key = coalesce(wanted, '') and log._sequenced(wanted)
+    where r.key = coalesce(wanted::varchar, '') and log._sequenced(wanted)
 )
 select
     run, step, role, rank, "window", "call", s.sequence as sequence, whose[s.sequence + 1] as sample_id,

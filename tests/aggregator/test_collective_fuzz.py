@@ -247,7 +247,7 @@ def fuzz(rank, seed, rounds, worlds):
 def join(store, rank, size):
     """Join a new world; return its groups by their ranks."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     groups = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 1), (1, 2), (2,)) if ranks[-1] < size}
     return groups | {tuple(range(size)): dist.group.WORLD}

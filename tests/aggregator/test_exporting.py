@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,22 +91,61 @@ def test_a_log_that_cannot_be_opened_fails_the_export_on_all_ranks(ranks, tmp_pa
     assert second[0].startswith("NotARunError: expected a directory, got a file")
 
 
-def _with_a_wrong_key(rank, gather_bytes):
+def _with_a_wrong_key(rank, gather_bytes, wrong):
     group, found = new_group(gather_bytes), []
-    for key in ("w", "/" if rank == 0 else "w", "w"):
-        stats_tracker.scalar(w=rank)
+    for step, key in enumerate(("w", wrong if rank == 0 else "w", "w")):
+        stats_tracker.scalar(w=rank + 10 * step, v=1)
         found.append(came_to(lambda key=key: stats_tracker.export(key, reduce_group=group)))
-    return found
+    return found, came_to(lambda: stats_tracker.export_all(reduce_group=group))
 
 
 @pytest.mark.parametrize("gather_bytes", [1 << 22, 0])
-def test_a_key_that_is_none_fails_the_export_on_all_ranks(ranks, gather_bytes):
-    """The others hear of it, and the channel stays open: what cannot be said is no other export."""
-    first, second = ranks.run(_with_a_wrong_key, gather_bytes)
-    text = "RecordingError: expected a non-empty key, got '/'"
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ("/", "RecordingError: expected a non-empty key, got '/'"),
+        (3, "RecordingTypeError: expected a key (str), got int 3"),
+    ],
+)
+def test_a_key_that_is_none_fails_the_export_on_all_ranks(ranks, gather_bytes, wrong, text):
+    """The others hear of it, the channel stays open, and what they exported is in no later number."""
+    (first, rest), (second, other) = ranks.run(_with_a_wrong_key, gather_bytes, wrong)
     assert text == first[1]
     assert f"got rank 0: {text}" in second[1]
-    assert first[2] == second[2] == {"w": pytest.approx(1 / 3), "w__count": 3}
+    assert first[2] == second[2] == {"w": 20.5, "w__count": 2}
+    assert rest == other == {"v": 1.0, "v__count": 6}
+
+
+def _with_a_wrong_group(rank, used, sync):
+    """Export three times, the second time over what is no group on rank 1."""
+    group, found = new_group(), []
+    for step in range(3) if used else range(1, 3):
+        record(10**step)
+        wrong = "no group" if rank == 1 and step == 1 else group
+        groups = {"reduce_group": wrong, "key_sync_group": group if sync else None}
+        found.append(came_to(lambda groups=groups: stats_tracker.export_all(**groups)))
+    return found[-2:]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_wrong_group_is_an_error_on_all_ranks(ranks, used):
+    """Ranks that wait in the right one get nobody's next step, also where it is the group's first export."""
+    first, second = ranks.run(_with_a_wrong_group, used, False)
+    refused = "AgreementError: expected a process group that contains this rank, got str 'no group'"
+    assert refused == second[0]
+    number = 1 + used
+    both = f"got export number {number} on rank 0 but export number {number + 1} on rank 1"
+    assert both in first[0]
+    assert both in second[1]
+    assert "no export over this group is possible any more" in first[1]
+
+
+def test_a_wrong_group_beside_a_right_one_is_heard_of(ranks):
+    """The group that is entered tells of it, and is as good as before."""
+    first, second = ranks.run(_with_a_wrong_group, True, True)
+    assert "got rank 1: AgreementError: expected a process group" in first[0]
+    assert "AgreementError: expected a process group" in second[0]
+    assert 100.0 == first[1]["w"] == second[1]["w"]
 
 
 FAULTS = {
@@ -268,3 +308,38 @@ def test_alone_nothing_is_taken_by_an_export_that_cannot_begin():
     with pytest.raises(StepError, match="expected a step"):
         stats_tracker.export_all(step=-1)
     assert {"w": 1.0, "w__count": 1} == stats_tracker.export_all()
+
+
+# A signalling NaN, half of the floats' range, and what is next to zero, in each type.
+BITS = {
+    np.float16: (np.uint16, 0x7D00),
+    np.float32: (np.uint32, 0x7FA00000),
+    np.float64: (np.uint64, 0x7FF4 << 48),
+}
+ODD = {
+    "signalling NaN": lambda kind: np.array([BITS[kind][1]] * 2, BITS[kind][0]).view(kind),
+    "overflow beside infinity": lambda kind: np.array([np.finfo(kind).max] * 2 + [np.inf], kind),
+    "underflow": lambda kind: np.array([np.finfo(kind).smallest_subnormal, 0, 0], kind),
+}
+
+
+@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("setting", ["warn", "raise"])
+def test_numpy_s_errors_cost_no_window(tmp_path, monkeypatch, kind, name, setting):
+    """Whatever numpy is told to do of floating-point errors, an export and a spill go through.
+
+    A warning is an error here.
+    """
+    values = ODD[name](kind)
+    eventlog.start(tmp_path)
+    monkeypatch.setattr(eventlog.overflow.valve, "room", 0)  # from the second window on
+    with np.errstate(all=setting):
+        for spills in (False, True):
+            stats_tracker.denominator(m=np.ones(len(values), np.bool_))
+            stats_tracker.stat("m", x=values, quantiles=0.5)
+            stats_tracker.scalar(w=values[0])
+            assert spills is bool(stats_tracker.DEFAULT_TRACKER.recorder.spilled.rows)
+            stats = stats_tracker.export_all()
+            assert len(values) == stats["m"]
+            np.testing.assert_equal(stats["x/max"], float(values.max()))

@@ -90,6 +90,22 @@ def test_update_takes_over_what_another_export_carries():
     assert {"loss": 1.0, "loss__count": 2, "reward": 0.5, "reward__count": 4} == both
 
 
+def test_an_export_that_is_updated_for_ever_does_not_grow():
+    """It carries what the latest exports of each key came from, and nothing that was replaced."""
+    stats = export(once=(SCALAR, of(7)), reward=(SCALAR, of(0)))
+    for step in range(50):
+        stats.update(export(reward=(SCALAR, of(step, 1))))
+        stats |= export(kl=(FAMILY, of(step)))
+    assert 3 == len(stats.parts)
+    latest = export(once=(SCALAR, of(7)), reward=(SCALAR, of(49, 1)), kl=(FAMILY, of(49)))
+    assert latest == stats
+    assert json.loads(latest.to_json()) == {
+        **json.loads(stats.to_json()),
+        "keys": json.loads(latest.to_json())["keys"],
+    }
+    assert sorted(latest.kinds) == sorted(stats.kinds)
+
+
 def test_a_number_changed_by_hand_counts_as_it_stands():
     """The moments of a key whose number was overwritten or deleted are not used against the user."""
     stats = export(a=(SCALAR, of(1, 3)), b=(SCALAR, of(5)), c=(SCALAR, of(7)))
@@ -257,6 +273,29 @@ def test_plain_dicts_and_exports_mix():
     merged = merge_worker_stats([{"t": 4.0, "t__count": 1}, export(t=(TIMING, of(1, 1)))])
     assert {"t": 2.0, "t__count": 3} == merged
     assert {"t": TIMING} == merged.kinds
+
+
+def test_a_family_of_nothing_has_no_extremes():
+    """What a plain dict says of the extremes of no values is not among those of values."""
+    nothing = {"k/avg": 0.0, "k/min": -99.0, "k/max": 99.0, "k__count": 0}
+    merged = merge_worker_stats([nothing, {"k/avg": 5.0, "k/min": 4.0, "k/max": 9.0, "k__count": 2}])
+    assert {"k/avg": 5.0, "k/min": 4.0, "k/max": 9.0, "k__count": 2} == merged
+    assert {"k__count": 0} == merge_worker_stats([nothing, nothing])
+
+
+@pytest.mark.parametrize("stats", [{"k/avg": 5.0, "k/min": 4.0, "k__count": 2}, {"k": 1.0, "k__count": 2}])
+def test_what_does_not_mix_is_refused_with_what_to_do(stats):
+    """A plain dict beside an export that has more to say of the key: all are to send exports."""
+    with pytest.raises(errors.MergeError, match=r"'k.*\(.*merge the exports themselves, of all"):
+        merge_worker_stats([stats, export(k=(FAMILY, of(1, 2)))])
+
+
+def test_numpy_has_no_say_in_a_merge():
+    """What overflows follows IEEE, whatever numpy is told to do of it: a warning is an error here."""
+    workers = [{"r": 1e308, "r__count": 20}, {"r": 5e-324, "r__count": 3}]
+    for setting in ("warn", "raise"):
+        with np.errstate(all=setting):
+            assert {"r": math.inf, "r__count": 23} == merge_worker_stats(workers)
 
 
 def test_nothing_merges_to_nothing():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from aggregator import progress_bar
+from tests.terminal import on_terminal
 
 ROOT = Path(__file__).parents[2]
 SHOW = """
@@ -41,28 +40,9 @@ def test_a_process_without_stderr_shows_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_how_much_is_done_is_shown_on_a_terminal() -> None:
     """Done and total, told as they stand or as what came; a name is shown as it is."""
-    reading, writing = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW],
-        cwd=ROOT,
-        env=environment,
-        stderr=writing,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    os.close(writing)
-    seen = b""
-    while True:
-        try:
-            part = os.read(reading, 65536)
-        except OSError:  # the other end is closed, and all is read
-            break
-        if not part:
-            break
-        seen += part
-    os.close(reading)
-    assert b"" == done.stdout
+    out, seen = on_terminal([sys.executable, "-c", SHOW], cwd=ROOT, env=environment)
+    assert b"" == out
     assert b"[red]telling" in seen
     assert b"25%" in seen
     assert b"67%" in seen

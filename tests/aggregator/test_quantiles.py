@@ -25,6 +25,8 @@ WORLD = 3
 ASKED = (0.5, 0.999)
 NAMES = ["x/p50", "x/p99.9"]
 ALL = (0, 1, 2)
+# Of rank 1 and 2: what is selected has the same count, sum and extremes, and other medians.
+UNEQUAL = [[], [0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 0.0, 10.0], [0.0, 1.0, 1.5, 0.0, 3.5, 4.0, 0.0, 10.0]]
 
 Numbers = dict[str, float]
 
@@ -132,17 +134,29 @@ def own_group(rank: int) -> Numbers:
     return tracker.export(reduce_group=group_of(rank, (ALL,)))
 
 
-def copies(rank: int, gather_bytes: int) -> Numbers:
-    """Ranks 1 and 2 hold the same values, which are declared as copies."""
+def copies(rank: int, gather_bytes: int, values: Any = None) -> Numbers:
+    """Ranks 1 and 2 hold the same values, which are declared as copies; or those given."""
     usual, wire.GATHER_BYTES = wire.GATHER_BYTES, gather_bytes
-    tracker = DistributedStatsTracker()
-    tracker.declare("x", "n", spread="replicated")
-    if rank:
-        record(tracker, values_of(0))
+    tracker = copy_of(values_of(0) if values is None else values[rank]) if rank else DistributedStatsTracker()
     try:
         return tracker.export(reduce_group=group_of(rank, (ALL,)))
     finally:
         wire.GATHER_BYTES = usual
+
+
+def copy_of(values: Any) -> DistributedStatsTracker:
+    """Return a tracker that holds values declared as copies."""
+    tracker = DistributedStatsTracker()
+    tracker.declare("x", "n", spread="replicated")
+    record(tracker, values)
+    return tracker
+
+
+def unequal_copies(rank: int, gather_bytes: int) -> str:
+    try:
+        return str(copies(rank, gather_bytes, UNEQUAL))
+    except errors.AgreementError as error:
+        return str(error)
 
 
 # -- over ranks ------------------------------------------------------------------------------------
@@ -179,7 +193,7 @@ def test_ranks_may_lack_the_key(ranks: Ranks) -> None:
 
 
 def test_ranks_that_ask_different_quantiles_all_hear_of_it(ranks: Ranks) -> None:
-    """One error that names the key, what was asked and by whom; then all goes on (report c19)."""
+    """One error that names the key, what was asked and by whom; then all goes on."""
     for error, later in ranks.run(disagreeing):
         assert "key 'x': expected the same on all ranks, got stat avg_min_max over 'n' with p50 on" in error
         assert "with p50 on ranks 0, 2 but stat avg_min_max over 'n' with p50 p90 on rank 1" in error
@@ -202,6 +216,16 @@ def test_copies_are_counted_once(ranks: Ranks, form: str) -> None:
     for told in ranks.run(copies, wire.GATHER_BYTES if form == "gathered" else 0):
         assert len(values) == told["n"]
         assert histogram_quantiles(values) == quantiles_in(told)
+
+
+@pytest.mark.parametrize("form", ["gathered", "summed"])
+def test_copies_that_differ_in_their_quantiles_alone_are_refused(ranks: Ranks, form: str) -> None:
+    """Equal moments do not make values equal: their quantiles would be of no rank."""
+    for told in ranks.run(unequal_copies, wire.GATHER_BYTES if form == "gathered" else 0):
+        assert "key 'x': expected the same on all ranks (replicated), got other values of the same" in told
+        assert "x/avg = 4.0, x/min = 1.0, x/max = 10.0 (export" in told
+    with pytest.raises(errors.MergeError, match=r"same on all workers \(replicated\), got different 'x'"):
+        merge_worker_stats([copy_of(values).export() for values in UNEQUAL[1:]])
 
 
 # -- the log ---------------------------------------------------------------------------------------
@@ -424,7 +448,7 @@ def test_exports_of_workers_merge(send: str) -> None:
 
 
 def test_workers_that_ask_different_quantiles_are_told() -> None:
-    """Nobody gets half of what was asked (report c19)."""
+    """Nobody gets half of what was asked."""
     sent = []
     for asked in (0.5, (0.5, 0.9)):
         tracker = DistributedStatsTracker()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import eventlog
 from aggregator import evaluation, open_run, stats_tracker
 from aggregator.stats_tracker import DistributedStatsTracker
+from eventlog.errors import QueryError, UnansweredError
 from tests.gloo import Ranks
 
 LENGTHS = [3, 1, 4, 1, 5, 2]
@@ -94,14 +95,57 @@ def repeated(rank: int, folder: str) -> float:
         eventlog.stop()
 
 
-def test_a_repeated_sample_counts_once(ranks: Ranks, tmp_path: Path) -> None:
-    """Ids 0 to 8 on two ranks, id 0 on both: the mean is 4.0, not 3.6, live and in SQL (report c5)."""
+def test_a_repeated_sample_is_evaluated_once(ranks: Ranks, tmp_path: Path) -> None:
+    """Ids 0 to 8 on two ranks, id 0 on both: the mean is 4.0, not 3.6, on every rank (report c5)."""
     assert [4.0] * 3 == ranks.run(repeated, str(tmp_path / "run"))
-    with open_run(tmp_path / "run") as run:
-        rows = run.sql(
-            "select avg(value) as mean, count(*) as n from (select distinct sample_id, value from samples)"
-        ).to_pylist()
-    assert [{"mean": 4.0, "n": 9}] == rows
+
+
+def doubled(rank: int, folder: str) -> list[float]:
+    """Record five samples of two tokens on each of two ranks at two steps, one on both; return live means."""
+    members = group(2)
+    if rank >= 2:
+        return []
+    eventlog.start(folder, role="actor", rank=rank, world_size=2)
+    means: list[float] = []
+    try:
+        ids = [0, 1, 2, 3, 4] if rank == 0 else [5, 6, 7, 8, 0]
+        for step in range(2):
+            tracker = DistributedStatsTracker()
+            tracker.denominator(n_tokens=torch.ones(5, 2, dtype=torch.bool), sample_ids=ids)
+            values = torch.tensor(ids, dtype=torch.float32)[:, None].expand(5, 2)
+            tracker.stat("n_tokens", x=values, of=torch.full((5, 2), float(rank)))
+            tracker.scalar(s=1.0)
+            tracker.denominator(n_seqs=torch.ones(5, dtype=torch.bool))
+            tracker.stat("n_seqs", nameless=torch.ones(5))
+            means.append(tracker.export(reduce_group=members, step=step)["x/avg"])
+        return means
+    finally:
+        eventlog.stop()
+
+
+def test_a_repeated_sample_counts_once_where_that_is_asked(ranks: Ranks, tmp_path: Path) -> None:
+    """Recorded ids 0 to 8 on two ranks, id 0 on both: 3.6 of all, 4.0 of distinct samples (report c5)."""
+    folder = tmp_path / "run"
+    assert [[3.6, 3.6]] * 2 == [pytest.approx(live) for live in ranks.run(doubled, str(folder))[:2]]
+    with open_run(folder) as run:
+        asked = ["avg", "count", "median", "std_pop"]
+        exact = np.repeat(np.arange(9.0), 2)
+        assert [3.6, 3.6] == pytest.approx(run.reduce("x")["avg"].to_pylist())
+        for row in run.reduce("x", asked, distinct=True).to_pylist():
+            assert (4.0, 18, 4.0, exact.std()) == pytest.approx(tuple(row[name] for name in asked))
+            assert 0 == row["missing"]
+        assert [36] == run.reduce("x", "count", by=[], distinct=True)["count"].to_pylist()
+        assert [8.0, 8.0] == run.reduce("of", "sum", distinct=True)["sum"].to_pylist()  # rank 1 told 5 to 8
+        alone = run.reduce("of", "count", by=["rank"], distinct=True)["count"].to_pylist()
+        assert [20, 20] == alone  # each rank stands for itself
+        some = run.reduce("x", "count", where="x < 1", distinct=True)
+        assert ([2, 2], [0, 0]) == (some["count"].to_pylist(), some["unmatched"].to_pylist())
+        with pytest.raises(UnansweredError, match="expected the sample ids of 'nameless', got none: give"):
+            run.reduce("nameless", distinct=True)
+        with pytest.raises(UnansweredError, match="got 's', which is a scalar"):
+            run.reduce("s", distinct=True)
+        with pytest.raises(QueryError, match="expected distinct with groups of sequences"):
+            run.reduce("x", by="sequence", distinct=True)
 
 
 def many(rank: int) -> dict[str, float]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 import eventlog
 from aggregator import open_run, stats_tracker
-from aggregator.evaluation import alerts
-from aggregator.evaluation.alerts import (
+from aggregator.evaluation import (
+    Alert,
     EntropyCollapse,
     GradientNorm,
     Monitor,
     NotFinite,
     Overfitting,
+    Past,
     Row,
     Straggler,
     alerts_of,
     scan,
 )
+from eventlog import errors
 
 
 def series(key, *values):
@@ -108,7 +113,7 @@ def test_the_callback_hears_what_is_new():
     class TooLong:
         def check(self, past, now):
             if now.metrics["length"] > 2 * past[-1].metrics["length"] if past else False:
-                yield alerts.Alert("too_long", "length", now.step, now.metrics["length"], "grew")
+                yield Alert("too_long", "length", now.step, now.metrics["length"], "grew")
 
     heard = []
     monitor = Monitor([TooLong()], callback=heard.append)
@@ -121,6 +126,74 @@ def test_timings_of_ranks_are_given_by_rank():
     monitor = Monitor([Straggler(patience=1)])
     ranks = {0: {"timeperf/save": 1.0}, 1: {"timeperf/save": 4.0}}
     assert [1] == [alert.rank for alert in monitor.check(0, {}, ranks)]
+
+
+def test_a_rule_looks_back_over_a_long_run():
+    """The highest entropy, and evaluations, count however many rows ago they were."""
+    falling = series("entropy", *(5.0 * 10 ** (-step / 1500) for step in range(3000)))
+    assert [(1501, "entropy_collapse")] == found(EntropyCollapse(), falling)
+    rows = [
+        Row(step, {"rollout/reward": float(step)} | ({} if step % 600 else {"eval-rollout/reward": -step}))
+        for step in range(2000)
+    ]
+    assert [(1800, "overfitting")] == found(Overfitting(), rows)
+    slow = [Row(step, {}, {} if step % 600 else {"timeperf/save": {0: 1.0, 1: 3.0}}) for step in range(1300)]
+    assert [(1200, "straggler")] == found(Straggler(), slow)
+
+
+def test_rules_take_plain_rows():
+    """A rule asked by itself takes the rows before as a list."""
+    rows = series("grad_norm", *[1.0] * 6, 10.5)
+    assert ["exploding_gradient"] == [alert.rule for alert in GradientNorm().check(rows[:-1], rows[-1])]
+    rows = series("entropy", 1.0, 0.01)
+    assert ["entropy_collapse"] == [alert.rule for alert in EntropyCollapse().check(rows[:-1], rows[-1])]
+
+
+def test_a_past_is_a_sequence_of_rows():
+    """Rules of one's own may index it, cut it and go through it, and ask it for what a metric was."""
+    rows = [*series("x", 1.0, None, math.nan, 3.0, math.inf), Row(5, {"y": -1.0}, {"y": {0: 1.0}})]
+    past = Past(rows)
+    assert (6, rows, rows[-1], rows[:2]) == (len(past), [*past], past[-1], past[:2])
+    assert (3.0, -1.0, None) == (past.highest("x"), past.highest("y"), past.highest("z"))
+    assert ([3.0], [1.0, 3.0], []) == (past.finite("x", 1), past.finite("x", 9), past.finite("z", 9))
+    assert ([rows[3], rows[4]], [], [rows[5]]) == (
+        past.last("x", 2),
+        past.last_of_ranks("x", 2),
+        past.last_of_ranks("y", 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (lambda: NotFinite(keys="loss"), "expected keys as a list of globs, got 'loss': NotFinite"),
+        (lambda: Straggler(keys=(1,)), r"expected keys as a list of globs, got \(1,\): Straggler"),
+        (lambda: Overfitting(evaluations=0), "expected evaluations as a whole number of 1 or more, got 0"),
+        (lambda: Straggler(patience=0), "expected patience as a whole number of 1 or more, got 0: Straggler"),
+        (lambda: GradientNorm(window=1.5), "expected window as a whole number of 1 or more, got 1.5"),
+        (lambda: GradientNorm(factor=math.nan), "expected factor as a number of 0.0 or more, got nan"),
+        (lambda: Monitor(NotFinite()), "expected rules as a list, got one rule: NotFinite"),
+        (lambda: Monitor([NotFinite]), "expected rules, such as NotFinite.., got <class"),
+        (lambda: Monitor(["loss"]), "expected rules, such as NotFinite.., got 'loss'"),
+        (lambda: Monitor(callback=asyncio.sleep), "expected a plain function as callback, got an async one"),
+    ],
+)
+def test_what_is_no_rule_is_refused(wrong, expected):
+    """Keys as one text, numbers that mean nothing, a rule's class, an async callback: said at once."""
+    with pytest.raises(errors.ConfigError, match=expected):
+        wrong()
+
+
+def test_metrics_of_torch_and_numpy_are_numbers():
+    """A tensor that is NaN is seen and told as a float; what is no number is refused."""
+    told = Monitor([NotFinite()]).check(3, {"loss": torch.tensor(math.nan), "n": np.int64(1)})
+    assert [("loss", float)] == [(alert.key, type(alert.value)) for alert in told]
+    slow = Monitor([Straggler(patience=1)]).check(
+        0, {}, {0: {"timeperf/x": np.float32(1)}, 1: {"timeperf/x": 4}}
+    )
+    assert [1] == [alert.rank for alert in slow]
+    with pytest.raises(errors.RecordingError, match="expected a number for 'loss', got str 'x'"):
+        Monitor().check(0, {"loss": "x"})
 
 
 # -- in a run --------------------------------------------------------------------------------------
@@ -156,6 +229,81 @@ def test_alerts_are_in_the_log(tmp_path):
         (a.key, a.step, a.rank) for a in told
     ]
     assert math.isnan(told[0].value)
+
+
+def test_alerts_of_tensors_are_committed(tmp_path):
+    """Whatever kind of number a metric is, its alert is on disk, and with it the step that it is of."""
+    log = eventlog.start(tmp_path / "run", role="actor")
+    log.claim_attempt()
+    monitor = Monitor()
+    for step in range(8):
+        norm = torch.tensor(1.0) if step < 7 else np.float32(500.0)
+        monitor.check(step, {"grad_norm": norm, "loss": torch.tensor(math.nan if step == 6 else 1.0)})
+        assert log.commit(0, step, step, [{"grad_norm": norm}])
+    eventlog.stop()
+    with open_run(tmp_path / "run") as run:
+        told = [(alert.rule, alert.step, alert.value) for alert in alerts_of(run)]
+        steps = run.sql("select global_step from commits where key is null order by 1")["global_step"]
+    assert (list(range(8)), 500.0) == (steps.to_pylist(), told[1][2])
+    assert [("not_finite", 6), ("exploding_gradient", 7)] == [each[:2] for each in told]
+
+
+def attempt(path, steps, metrics, **resumed):
+    """Check and commit some steps, as one attempt of a run; return (step, rule) of what its monitor says."""
+    log = eventlog.start(path, role="actor", **resumed)
+    log.claim_attempt()
+    monitor, told = Monitor([NotFinite(), EntropyCollapse(), GradientNorm()]), []
+    for step in steps:
+        found = monitor.check(step, metrics(step))
+        told += [(alert.step, alert.rule) for alert in found]
+        log.commit(0, step, step, [metrics(step)])
+    assert told == [(alert.step, alert.rule) for alert in monitor.alerts]
+    log.end("signal")
+    eventlog.stop()
+    return told
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["as its steps say", "as the attempt says"])
+def test_a_restarted_run_goes_on_where_it_was(tmp_path, resumed):
+    """What lasts is not told again, and what the metrics were before the restart counts."""
+
+    def metrics(step):
+        bad = {"loss": math.nan if step >= 5 else 1.0, "grad_norm": 20.0 if step == 10 else 1.0}
+        return {"entropy": 5.0 * 10 ** (-step / 20), **bad}
+
+    told = [
+        attempt(tmp_path, range(begin, begin + 10), metrics, **({"resume_step": begin} if resumed else {}))
+        for begin in (0, 10, 20)
+    ]
+    expected = [[(5, "not_finite")], [(10, "exploding_gradient")], [(21, "entropy_collapse")]]
+    assert expected == told
+    with open_run(tmp_path) as run:
+        rules = [NotFinite(), EntropyCollapse(), GradientNorm()]
+        assert [each for part in expected for each in part] == [
+            (a.step, a.rule) for a in alerts_of(run, rules)
+        ]
+
+
+def test_what_is_done_again_is_not_looked_back_at(tmp_path):
+    """A run that goes back forgets what it had come to after that: it is told when it comes to it again."""
+    path = tmp_path / "run"
+    assert [(6, "not_finite")] == attempt(
+        path, range(8), lambda step: {"loss": math.nan if step > 5 else 1.0}
+    )
+    assert [(5, "not_finite")] == attempt(
+        path, range(4, 6), lambda step: {"loss": math.nan if step > 4 else 1.0}
+    )
+    assert [] == attempt(path, range(6, 8), lambda _: {"loss": math.nan}, resume_step=6)
+
+
+def test_a_long_past_is_looked_back_at_in_part(tmp_path):
+    """Of more than a thousand rows the last are judged again; of those before them the highest counts."""
+
+    def metrics(step):
+        return {"entropy": 9.0 if step == 3 else 1.0, "loss": math.nan if step == 8 else 1.0}
+
+    assert [(8, "not_finite")] == attempt(tmp_path, range(1200), metrics)
+    assert [(1200, "entropy_collapse")] == attempt(tmp_path, [1200], lambda _: {"entropy": 0.8})
 
 
 def test_a_callback_that_fails_loses_no_alert(tmp_path):

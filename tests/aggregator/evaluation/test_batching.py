@@ -170,6 +170,32 @@ def test_a_function_is_known_by_its_name():
     assert [1, 1, 1, 1] == third
 
 
+@pytest.mark.parametrize("size", [0, -3, 2.5, "8", True, None])
+def test_what_is_no_batch_size_is_refused(size):
+    """It is a whole number of one or more."""
+    with pytest.raises(errors.EvaluationError, match=f"expected a batch size of 1 or more, got {size!r}"):
+        adaptive_batch_evaluation(lambda batch: batch, range(8), batch_size=size)
+
+
+def test_a_remembered_size_must_be_one():
+    """A size below 0 would never end; none needs no patience of 0."""
+    with pytest.raises(errors.EvaluationError, match=r"expected a size that fits .* of 0 or more, got -5"):
+        BatchSize(3, size=-5)
+    with pytest.raises(errors.EvaluationError, match="expected a patience of 1 or more, got 0"):
+        BatchSize(3, patience=0)
+    assert [3, 3, 2] == [BatchSize(3, size).size for size in (0, 5, 2)]
+
+
+def test_an_async_function_takes_no_batches():
+    """Its coroutine is no list of results: that is said, instead of a result that nobody awaited."""
+
+    async def evaluate(batch):
+        return batch
+
+    with pytest.raises(errors.EvaluationError, match="got the coroutine of an async function"):
+        adaptive_batch_evaluation(evaluate, range(8))
+
+
 def test_a_size_must_be_one_or_more_and_shares_within_one():
     """Sizes below 1 and impossible shares are refused, as are too few results."""
     with pytest.raises(errors.EvaluationError, match="expected a batch size of 1 or more, got 0"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pty
 import random
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from aggregator.evaluation.samples import deal
 from aggregator.evaluation.sampling import _say_shared, seed_all
 from eventlog import errors
 from tests.gloo import Ranks
+from tests.terminal import on_terminal
 
 SAMPLES = [{"id": f"q{i:02d}", "x": i, "tags": {"kind": "text" if i % 3 else "image"}} for i in range(74)]
 
@@ -582,17 +582,7 @@ def test_progress_is_shown_on_a_terminal_only():
     command = [sys.executable, "-c", SHOWN]
     plain = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ("", "False False\n") == (plain.stderr, plain.stdout)
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm"}
-    shown = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, env=environment
-    )
-    os.close(theirs)
-    text = b""
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while part := os.read(ours, 4096):
-            text += part
-    os.close(ours)
-    assert "True True\n" == shown.stdout
-    assert b"evaluation" in text
-    assert b"100%" in text
+    out, shown = on_terminal(command, env={**os.environ, "TERM": "xterm"})
+    assert b"True True\n" == out
+    assert b"evaluation" in shown
+    assert b"100%" in shown

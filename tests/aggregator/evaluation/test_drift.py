@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +78,28 @@ def test_rare_categories_alone_are_rarely_drift(n, m, rng):
         measure_drift(list(rng.choice(names, n)), list(rng.choice(names, m))).drifted for _ in range(50)
     ]
     assert 5 > sum(drifted)
+
+
+def test_texts_of_their_own_are_no_drift_and_need_little_memory():
+    """Where every text is another one, chance says it all; ten thousand of them take some megabytes."""
+    before, now = ([f"{kind}{i}" for i in range(10_000)] for kind in "ab")
+    tracemalloc.start()
+    try:
+        found = measure_drift(before, now)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not found.drifted
+    assert found.psi == pytest.approx(found.by_chance)
+    assert 100e6 > peak
+
+
+def test_many_categories_drift_as_few_do(rng):
+    """Of thousands of categories, each several times, others come up now; and the same ones by chance."""
+    before = [f"a{i % 4000}" for i in range(12_000)]
+    assert measure_drift(before, [f"b{i % 4000}" for i in range(12_000)]).drifted
+    one, other = ([f"a{i}" for i in rng.integers(0, 4000, 12_000)] for _ in range(2))
+    assert not measure_drift(one, other).drifted
 
 
 @pytest.mark.parametrize("shift", [1.0, -1.0])
@@ -172,6 +198,76 @@ def test_what_is_described():
     assert {"length": 3.0} == describe([1, 2, 3]) == describe(np.arange(3))
     assert {"a/value": 2.0} == describe({"a": np.float32(2)})
     assert {} == describe(object())
+
+
+@dataclass
+class Item:
+    id: str
+    prompt: str
+    shape: tuple = (3, 4)
+    tags: dict = field(default_factory=lambda: {"kind": "text"})
+
+
+class Named(NamedTuple):
+    id: str
+    prompt: str
+
+
+class Plain:
+    def __init__(self, prompt):
+        self.id, self.prompt = "a", prompt
+
+
+def test_objects_are_described_by_their_attributes():
+    """Dataclasses, named tuples and other objects are mappings; a tensor of one number is a number."""
+    assert {"prompt/length": 3.0, "shape/length": 2.0, "tags/kind": "text"} == describe(Item("a", "why"))
+    assert {"prompt/length": 3.0} == describe(Named("a", "why")) == describe(Plain("why"))
+    assert {"value": 2.0} == describe(torch.tensor(2)) == describe(np.array(2.0))
+    assert {"a/value": 2.0, "b/length": 2.0} == describe({"a": torch.tensor(2), "b": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "make", [Item, Named, lambda _, text: Plain(text), lambda _, text: torch.tensor(len(text))]
+)
+def test_samples_of_every_kind_drift(make):
+    """What they are made of makes no difference: longer ones have drifted."""
+    short, long = ([make(str(i), text * (1 + i % 5)) for i in range(100)] for text in ("a", "abcdefgh"))
+    held = ValidationSet(short, refresh=lambda _: long)
+    assert long is held.update(long, 5)
+
+
+def test_samples_without_anything_in_common_are_an_error():
+    """What cannot be measured is said, and never taken for no drift; a rank without samples has none."""
+    held = ValidationSet([{"a": 1.0}] * 5, refresh=lambda _: [])
+    with pytest.raises(
+        errors.EvaluationError, match="got those of the validation set with 'a/value' and those of"
+    ):
+        held.update([{"b": 1.0}] * 5, 5)
+    with pytest.raises(errors.EvaluationError, match="of the training with nothing; say what by features="):
+        held.update([object()], 5)
+    assert held.loader is held.update([], 5)
+
+
+def test_a_refresh_that_can_be_read_once_is_kept():
+    """A generator is there to be evaluated again and again; an async callback is refused."""
+    held = ValidationSet(LOADER, refresh=lambda _: iter(LONGER))
+    assert [LONGER] * 3 == [list(held.update(LONGER, epoch)) for epoch in (5, 6, 10)]
+
+    async def refresh(_):
+        return LONGER
+
+    with pytest.raises(errors.EvaluationError, match="got the coroutine of an async function"):
+        ValidationSet(LOADER, refresh=refresh).update(LONGER, 5)
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"every": 2.5}, {"patience": 0}])
+def test_a_validation_set_needs_whole_numbers(options):
+    """Of epochs, one or more: said when it is made, not at some later epoch."""
+    (name, value), *_ = options.items()
+    with pytest.raises(
+        errors.ConfigError, match=f"expected {name} as a whole number of 1 or more, got {value}"
+    ):
+        ValidationSet(LOADER, refresh=lambda _: [], **options)
 
 
 def test_a_loader_that_can_be_read_once_is_kept():

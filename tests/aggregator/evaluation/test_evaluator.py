@@ -1,7 +1,9 @@
 """The evaluator in a run: what it calls, what the log remembers over restarts, what ranks decide together."""
 
+import asyncio
 import json
 import logging
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from aggregator.evaluation import (
     evaluate_distributed,
     log_evaluation_results,
 )
-from eventlog import RunDir, RunReader
+from eventlog import RunDir, RunReader, errors
 from tests.gloo import Ranks
 
 SPEC = SimpleNamespace(total_train_epochs=10, steps_per_epoch=1000, total_train_steps=10_000)
@@ -169,6 +171,19 @@ def test_may_be_subclassed():
     assert [None, (7, 7), None] == [evaluator.evaluate(lambda: 7, 0, step, step) for step in range(3)]
 
 
+def test_an_async_evaluation_is_refused():
+    """Of a coroutine nothing has run: it is an error, and still due at the next check."""
+
+    async def evaluate():
+        return {"accuracy": 1.0}
+
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=1), SPEC)
+    with pytest.raises(errors.EvaluationError, match="got the coroutine of an async function, which nobody"):
+        evaluator.evaluate(evaluate, 0, 0, 0)
+    assert None is evaluator.state_dict()["evaluated"]
+    assert {"accuracy": 1.0} == evaluator.evaluate(lambda: asyncio.run(evaluate()), 0, 1, 1)
+
+
 # -- what the log remembers ------------------------------------------------------------------------
 
 
@@ -247,20 +262,64 @@ def test_resume_runs_each_evaluation_that_is_missing(tmp_path):
     assert [("code", 35), ("math", 40), ("code", 42)] == evaluated
 
 
-def test_before_is_done_once_in_three_attempts(tmp_path):
-    """Three attempts, restored or started over, measure the untouched model once (report h7)."""
+def standing_tags(path):
+    """Return (global step, tag) of every evaluation whose commit no later attempt has superseded."""
+    query = "select global_step, tags from commits where key = 'loss' and not superseded and tags is not null"
+    with open_run(path) as run:
+        rows = [(row["global_step"], json.loads(row["tags"])) for row in run.sql(query).to_pylist()]
+    found = [
+        (step, value) for step, tags in rows for key, value in tags.items() if not key.endswith("resumed")
+    ]
+    return sorted(found, key=str)
+
+
+@pytest.mark.parametrize("resumed_at", [0, 2], ids=["starting over", "resuming"])
+def test_before_has_one_row_in_three_attempts(tmp_path, resumed_at):
+    """Whether they resume or start over: one commit that stands holds the untouched model (report h7)."""
     config = {"freq_steps": 10, "eval_before_train": True}
     first = Life(tmp_path, **config)
     first.before()
-    first.steps(0, 1)
-    lives = [first, Life(tmp_path, first.die(), **config)]
-    lives[1].before()
-    lives[1].steps(2, 3).die()
-    lives.append(Life(tmp_path, **config))
-    lives[2].before()
-    with pytest.warns(UserWarning, match="restored nothing and begins at step 0"):
-        lives[2].steps(0, 1).die()
-    assert [["before"], [], []] == [life.evaluated for life in lives]
+    state, lives = first.steps(0, 1).die(), [first]
+    for _ in range(2):
+        lives.append(Life(tmp_path, state if resumed_at else None, **config))
+        lives[-1].before()
+        with pytest.warns(UserWarning, match="begins at step 0") if not resumed_at else nullcontext():
+            lives[-1].steps(*range(resumed_at, resumed_at + 3))
+        eventlog.stop()
+    again = [] if resumed_at else ["before"]
+    assert [["before"], again, again] == [life.evaluated for life in lives]
+    assert [(0, "before")] == standing_tags(tmp_path)
+
+
+def test_before_is_remembered_where_the_attempt_says_that_it_resumes(tmp_path):
+    """Without a state, `global_step` or the attempt's `resume_step` tell that it is no new beginning."""
+    first = Life(tmp_path, eval_before_train=True)
+    first.before()
+    first.steps(0, 1).die()
+    second = Life(tmp_path, eval_before_train=True)
+    second.before(global_step=1)
+    second.die()
+    third = Life(tmp_path, eval_before_train=True)
+    eventlog.stop()
+    eventlog.start(tmp_path, role="trainer", resume_step=2)
+    eventlog.current().claim_attempt()
+    third.before()
+    assert [[], []] == [second.evaluated, third.evaluated]
+
+
+def test_before_is_done_again_by_a_state_of_the_untouched_model(tmp_path):
+    """A checkpoint of before the first update says that it was done; its commit is made anew all the same."""
+    config = {"freq_steps": 10, "eval_before_train": True}
+    first = Life(tmp_path, **config)
+    first.before()
+    state = first.evaluator.state_dict()
+    first.steps(0, 1).die()
+    second = Life(tmp_path, state, **config)
+    second.before()
+    with pytest.warns(UserWarning, match="begins at step 0"):
+        second.steps(0, 1).die()
+    assert ["before"] == second.evaluated
+    assert [(0, "before")] == standing_tags(tmp_path)
 
 
 def test_before_is_done_again_if_it_was_not_committed(tmp_path):
@@ -306,6 +365,40 @@ def test_superseded_evaluations_do_not_count(tmp_path):
     assert ["before"] == third.evaluated
 
 
+def test_what_was_made_up_for_and_superseded_is_made_up_for_again(tmp_path):
+    """It lies in the commit of the step after the checkpoint, which each attempt makes anew (report h3)."""
+    life = Life(tmp_path, freq_steps=10)
+    life.steps(*range(19))
+    life.check(19)
+    state = life.die()  # saved before the commit, which is lost
+    lives = []
+    for _ in range(2):
+        lives.append(Life(tmp_path, state, freq_steps=10))
+        lives[-1].before()
+        lives[-1].steps(20, 21, 22).die()
+    assert [["before"], ["before"]] == [each.evaluated for each in lives]
+    assert [(20, 20), (9, 10)] == standing_tags(tmp_path)
+
+
+@pytest.mark.parametrize("step", [58, 59, 62])
+@pytest.mark.parametrize("early", [False, True], ids=["at the first check", "before training"])
+def test_a_state_newer_than_the_step_skips_nothing(step, early):
+    """A run that goes back further than its saved state evaluates from there on as before (report h3)."""
+    spec = SimpleNamespace(steps_per_epoch=20)
+    for config in ({"freq_steps": 20}, {"freq_epochs": 1}):
+        evaluator = Evaluator(EvaluatorConfig(**config), spec)
+        for each in range(100):
+            evaluator.evaluate(lambda: True, *divmod(each, 20), each)
+        resumed = Evaluator(EvaluatorConfig(**config), spec)
+        resumed.load_state_dict(evaluator.state_dict())
+        if early:
+            assert None is resumed.before_train(lambda: True, global_step=step - 1)
+        evaluated = [
+            each + 1 for each in range(step, 100) if resumed.evaluate(lambda: True, *divmod(each, 20), each)
+        ]
+        assert [due for due in (60, 80, 100) if due > step] == evaluated
+
+
 def test_a_log_that_does_not_know_the_past_is_not_believed(tmp_path):
     """A resumed run that begins a new log trusts its saved state: nothing counts as lost."""
     evaluator = Evaluator(EvaluatorConfig(freq_steps=10), SPEC)
@@ -343,7 +436,7 @@ def test_before_and_a_first_evaluation_in_one_commit_stay_apart(tmp_path):
     lives = []
     for first in (0, 2, 4):
         life = Life(tmp_path, freq_steps=1, eval_before_train=True)
-        life.evaluator.before_train(lambda life=life: evaluate(life, "before"))
+        life.evaluator.before_train(lambda life=life: evaluate(life, "before"), global_step=first - 1)
         for step in (first, first + 1):
             skill[0] = step + 1.0
             life.evaluator.evaluate(lambda life=life, step=step: evaluate(life, step + 1), 0, step, step)
@@ -465,6 +558,24 @@ def decide_by_seconds(rank, checks):
         clock.pass_(1.0 + step % 3)
         evaluator.evaluate(lambda step=step: (clock.pass_(4.0), evaluated.append(step)), 0, step, step)
     return evaluated, collective.count() - count
+
+
+def listen(rank, who, checks):
+    """Return at which checks this rank evaluated, where only some have anything to evaluate with."""
+    clock = SkewedClock(rank)
+    evaluator = Evaluator(EvaluatorConfig(freq_secs=10), SPEC, clock=clock)
+    evaluated = []
+    for step in range(checks):
+        clock.pass_(3.0)
+        evaluate = (lambda step=step: evaluated.append(step)) if rank in who else None
+        evaluator.evaluate(evaluate, 0, step, step)
+    return evaluated, evaluator.state_dict()["evaluated"]
+
+
+@pytest.mark.parametrize("who", [[0], [1]])
+def test_the_seconds_begin_again_on_all_ranks_when_one_evaluates(ranks, who):
+    """A rank without anything to evaluate with, the deciding one too, counts from the others' evaluation."""
+    assert [([3, 7, 11] if rank in who else [], 12) for rank in range(2)] == ranks.run(listen, who, 12)
 
 
 def test_skewed_clocks_take_identical_decisions(ranks):

@@ -11,6 +11,7 @@ import pytest
 from aggregator import stats_tracker
 from aggregator.evaluation import (
     AdaptiveEvaluator,
+    Evaluator,
     EvaluatorConfig,
     Pace,
     ValidationSet,
@@ -27,15 +28,110 @@ def ranks():
         yield world
 
 
+class SpeechlessError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Odd(BaseException):
+    """Neither an Exception nor a wish to leave."""
+
+
+KINDS = {"speechless": SpeechlessError(), "odd": Odd()}
+
+
 def raised(function):
     """Return what a call raised as text."""
     try:
         function()
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - its kind is the answer
+    except SpeechlessError:
+        return "SpeechlessError: (no text: RuntimeError)"
+    except BaseException as error:  # noqa: BLE001 - its kind is the answer
         return f"{type(error).__name__}: {error}"
     finally:
         stats_tracker.export_all()
     return None
+
+
+def fail_one_by_one(rank, error):
+    def fail(_):
+        if rank == 1:
+            raise KINDS[error]
+        return 1.0
+
+    return raised(lambda: evaluate_distributed(fail, SAMPLES))
+
+
+def fail_in_coroutines(rank, error):
+    async def fail(_):
+        await asyncio.sleep(0)
+        if rank == 1:
+            raise KINDS[error]
+        return 1.0
+
+    return raised(lambda: evaluate_distributed(fail, SAMPLES))
+
+
+def fail_in_batches(rank, error):
+    def fail(batch):
+        if rank == 1:
+            raise KINDS[error]
+        return [1.0] * len(batch)
+
+    return raised(lambda: evaluate_distributed(fail, SAMPLES, batch_size=4))
+
+
+def fail_in_the_evaluator(rank, error):
+    def fail():
+        if rank == 1:
+            raise KINDS[error]
+
+    evaluator = Evaluator(EvaluatorConfig(freq_steps=1), SimpleNamespace(steps_per_epoch=10))
+    return raised(lambda: evaluator.evaluate(fail, 0, 0, 0))
+
+
+def fail_to_adapt(rank, error):
+    """Return results of which one rank's cannot be read."""
+
+    class Unreadable(dict):
+        def __getitem__(self, _):
+            raise KINDS[error]
+
+    spec = SimpleNamespace(steps_per_epoch=10)
+    evaluator = AdaptiveEvaluator(EvaluatorConfig(), spec, metric="a", pace=Pace(least=1, most=8))
+    return raised(lambda: evaluator.evaluate(lambda: (Unreadable if rank else dict)(a=1.0), 0, 0, 0))
+
+
+def fail_to_describe(rank, error):
+    def describe(sample):
+        if rank == 1:
+            raise KINDS[error]
+        return {"n": sample["n"]}
+
+    held = ValidationSet(SAMPLES, refresh=lambda _: [], features=describe)
+    return raised(lambda: held.update(SAMPLES, 5))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [("speechless", "SpeechlessError: (no text: RuntimeError)"), ("odd", "Odd: ")]
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        fail_one_by_one,
+        fail_in_coroutines,
+        fail_in_batches,
+        fail_in_the_evaluator,
+        fail_to_adapt,
+        fail_to_describe,
+    ],
+)
+def test_whatever_is_raised_is_told(ranks, case, error, text):
+    """An error without a text and one of an unheard-of kind keep no peer waiting either (report h9)."""
+    own, other = text, f"PeerError: expected no failure in the evaluation, got rank 1: {text}"
+    assert [other, own] == ranks.run(case, error)
 
 
 def clean_up(rank):

@@ -63,6 +63,37 @@ def test_maj_at_k_is_what_drawing_among_the_most_frequent_answers_comes_to(answe
     assert mean(answer == "a" for answer in best) == pytest.approx(metrics.maj_at_k(answers, "a", k))
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, lambda votes: [torch.tensor(v) for v in votes]])
+def test_answers_may_be_tensors(kind):
+    """Answers are alike when what they hold is, whatever holds it; that of the reference, too."""
+    votes = [1, 1, 1, 2]
+    assert [1.0, 1.0, 0.0] == [
+        metrics.maj_at_k(kind(votes), right) for right in (1, torch.tensor(1), np.int64(2))
+    ]
+    pairs = [[1, 2], [1, 2], [3, 4]]
+    assert 1.0 == metrics.maj_at_k(kind(pairs), torch.tensor([1, 2]))
+    assert [0.5, 0.5] == [metrics.accuracy(kind([1, 2]), wanted) for wanted in (torch.tensor([1, 3]), [1, 3])]
+    assert 2 / 3 == pytest.approx(metrics.accuracy(kind(pairs), [(1, 2), [1, 2], [3, 5]]))
+
+
+def test_counts_and_scores_may_be_tensors():
+    """Sums of rewards are counts, scores with a gradient are numbers; what comes out is a float."""
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    found = metrics.pass_at_k(torch.tensor(4), rewards.sum(), np.int64(2))
+    assert (float, metrics.pass_at_k(4, 2, 2)) == (type(found), found)
+    scores = [torch.tensor(1.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)]
+    assert [0.5, 0.5, 0.25] == [
+        metrics.avg_at_k(scores),
+        metrics.mean_of_stds([scores]),
+        metrics.value_variance(scores),
+    ]
+    discounted = metrics.discounted_reward(scores, torch.tensor(0.5))
+    assert (float, 1.0) == (type(discounted), discounted)
+    for bad in (1.5, "2", None, rewards):
+        with pytest.raises(errors.EvaluationError, match="expected c as a whole number, got"):
+            metrics.pass_at_k(4, bad, 1)
+
+
 def test_averages_of_attempts_take_the_first_k():
     """avg@k is the mean of k scores, of all of them without k, and absent when there are fewer."""
     assert (0.5, 1 / 3, None) == tuple(metrics.avg_at_k([1, 0, 0], k) for k in (2, None, 4))
@@ -142,6 +173,24 @@ def test_texts_without_a_reference_are_refused():
         metrics.bleu(["a", "b"], ["a"])
     with pytest.raises(errors.EvaluationError, match=r"got none: references\[1\]"):
         metrics.rouge(["a", "b"], ["a", []])
+
+
+@pytest.mark.parametrize("metric", [metrics.bleu, metrics.rouge])
+def test_one_text_is_no_list_of_texts(metric):
+    """A text is not taken letter by letter, and what is no text is refused."""
+    one = "as a list of texts, got one text 'plain text'"
+    with pytest.raises(errors.EvaluationError, match=f"expected hypotheses {one}"):
+        metric("plain text", "plain text")
+    with pytest.raises(errors.EvaluationError, match=f"expected references {one}"):
+        metric(["plain text"], "plain text")
+    for strange in (([None], ["a"]), (["a"], [None]), (["a"], [["a", 1]])):
+        with pytest.raises(errors.EvaluationError, match="expected hypotheses and references as texts, got"):
+            metric(*strange)
+
+
+def test_one_kind_of_rouge_is_a_kind():
+    """Its name alone is a list of it."""
+    assert {"rougeL": 1.0} == metrics.rouge(["a b"], ["a b"], "rougeL")
 
 
 def test_a_missing_library_is_named_with_its_extra():

@@ -76,7 +76,8 @@ def test_the_pace_slows_down_where_nothing_moves_and_speeds_up_where_much_does()
 def test_impossible_bounds_are_refused():
     """The least interval lies between 1 and the most."""
     with pytest.raises(
-        errors.ConfigError, match="expected least and most with 1 <= least <= most, got 5 and 2"
+        errors.ConfigError,
+        match="expected least and most as whole numbers with 1 <= least <= most, got 5 and 2",
     ):
         Pace(least=5, most=2)
 
@@ -110,6 +111,36 @@ def test_a_resumed_evaluator_keeps_its_pace():
     assert whole == before + steps_of(0, [0.5], state, first=100)[0]
     del state["pace"]
     assert 110 == steps_of(0, [0.5], state, first=100)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"least": 1.5}, "expected least and most as whole numbers with 1 <= least <= most, got 1.5 and 20"),
+        ({"scale": 0}, "expected 0 <= still <= moving, and a scale above 0, got 0.01, 0.05 and 0"),
+        (
+            {"still": 0.5, "moving": 0.1},
+            "expected 0 <= still <= moving, and a scale above 0, got 0.5, 0.1 and",
+        ),
+        ({"interval": 500}, "expected an interval within least and most, got 500, not within 10 and 20"),
+        ({"interval": 5}, "expected an interval within least and most, got 5, not within 10 and 20"),
+    ],
+)
+def test_a_pace_that_means_nothing_is_refused(options, text):
+    """Bounds, thresholds and the interval are looked at when it is made."""
+    with pytest.raises(errors.ConfigError, match=text):
+        Pace(**{"least": 10, "most": 20, **options})
+
+
+@pytest.mark.parametrize("pace", [None, "x", ["x", 1], [10], [20, "high"], [0.5, None]])
+def test_a_state_without_a_pace_in_it_is_refused(pace):
+    """What is no pace says so, and the evaluator stays as it was."""
+    evaluator = AdaptiveEvaluator(EvaluatorConfig(), SPEC, metric="a", pace=Pace(least=10, most=80))
+    before = evaluator.state_dict()
+    with pytest.raises(errors.ConfigError, match="expected a pace as its interval and the last number, got"):
+        evaluator.load_state_dict({**before, "updates": 7, "pace": pace})
+    assert (before["updates"], before["pace"]) == (0, evaluator.state_dict()["pace"])
+    assert 0 == evaluator.state_dict()["updates"]
 
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, torch.tensor, int, lambda v: np.array([v])[0]])

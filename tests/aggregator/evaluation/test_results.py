@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
+import torch
 
-from aggregator import stats_tracker, workflow_context
+import eventlog
+from aggregator import open_run, stats_tracker, workflow_context
 from aggregator.evaluation import (
+    SampleResult,
     compute_aggregated_metrics,
     evaluate_distributed,
     log_evaluation_results,
@@ -136,3 +140,51 @@ def test_a_cancelled_coroutine_says_why():
     with pytest.raises(errors.EvaluationError, match="expected a result, got cancelled: server closed") as it:
         evaluate_distributed(cancelled, SAMPLES, record=False)
     assert ["while evaluating sample '2'"] == it.value.__notes__
+
+
+def test_a_value_named_like_a_slice_is_refused():
+    """None of the two is lost without a word; a tag that is asked for twice is one."""
+    results = [SampleResult(str(i), {"acc": 1.0, "m/a/acc": 0.5}, tags={"m": "a"}) for i in range(3)]
+    with pytest.raises(
+        errors.EvaluationError, match="values and of slices that differ, got 'm/a/acc' as both"
+    ):
+        compute_aggregated_metrics(results, by="m")
+    plain = [SampleResult("x", {"acc": 1.0}, tags={"m": "a"})]
+    assert compute_aggregated_metrics(plain, by="m") == compute_aggregated_metrics(plain, by=["m", "m"])
+
+
+def test_tags_may_be_numbers_of_numpy_and_torch(tmp_path):
+    """A slice is named by the number, and the log holds it as one."""
+    eventlog.start(tmp_path, role="actor")
+    samples = [{"id": i, "tags": {"level": torch.tensor(i % 2), "size": np.int64(3)}} for i in range(4)]
+    results = evaluate_distributed(lambda sample: float(sample["id"]), samples)
+    metrics = compute_aggregated_metrics(results, by=["level", "size"])
+    assert [1.0, 2.0, 1.5] == [metrics[f"{each}/score"] for each in ("level/0", "level/1", "size/3")]
+    bare = [SampleResult("x", {"acc": 1.0}, tags={"level": torch.tensor(1)})]
+    assert 1.0 == compute_aggregated_metrics(bare, by="level")["level/1/acc"]
+    stats_tracker.export_all()
+    eventlog.stop()
+    with open_run(tmp_path) as run:
+        tags = run.sql("select distinct tags from samples")["tags"].to_pylist()
+    assert [{"level": 0, "size": 3}, {"level": 1, "size": 3}] == sorted(map(json.loads, tags), key=str)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, b"1.5", 1j, torch.ones(2)], ids=lambda value: type(value).__name__
+)
+def test_results_that_are_no_number_are_refused(value):
+    """Whatever it is, it is named with its sample."""
+    with pytest.raises(
+        errors.EvaluationError, match="expected a number or a text for 'score' of sample '1', got"
+    ):
+        evaluate_distributed(lambda _: value, [{"id": 1}], record=False)
+
+
+def test_a_coroutine_from_a_plain_function_is_refused():
+    """A lambda around an async function has run nothing of it."""
+
+    async def score(_):
+        return 1.0
+
+    with pytest.raises(errors.EvaluationError, match="got the coroutine of an async function"):
+        evaluate_distributed(lambda sample: score([sample]), SAMPLES, record=False)

@@ -64,6 +64,7 @@ def test_full_and_incremental():
     assert [f"q{i}" for i in range(90, 95)] == ids(select(SAMPLES, "incremental", seen=seen))
     numbered = [{"id": i} for i in range(10)]
     assert [8, 9] == ids(select(numbered, "incremental", seen={sample["id"] for sample in numbered[:8]}))
+    assert [8, 9] == ids(select(numbered, "incremental", seen=torch.arange(8)))
 
 
 def test_what_is_no_mode_or_fraction_is_refused():

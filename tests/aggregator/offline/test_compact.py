@@ -434,6 +434,24 @@ def test_of_two_compactions_at_once_each_row_counts_once(path, before):
     assert before == answers(path)
 
 
+def test_a_part_that_others_stand_in_for_stays_while_its_sources_are_damaged(path):
+    """What two compactions at once left is removed only where every frame of it is there and good."""
+    compact(path, part_bytes=SMALL, workers=1)
+    small = {p: p.read_bytes() for p in (path / "tables").iterdir()}
+    shutil.rmtree(path / "tables")
+    compact(path, workers=1)
+    for name, data in small.items():
+        name.write_bytes(data)
+    victim = min(path.glob("commits/actor-0/*.arrows"))
+    intact = victim.read_bytes()
+    flip(victim, len(intact) // 2)
+    compact(path, workers=1)
+    assert 1 < len(parts(path)) < 1 + len([p for p in small if p.suffix == ".json"])
+    victim.write_bytes(intact)
+    compact(path, workers=1)
+    assert 1 == len(parts(path))
+
+
 def test_two_processes_write_what_one_writes(path):
     """Parts are the same to the byte, whoever writes them."""
     compact(path, part_bytes=SMALL, workers=1)

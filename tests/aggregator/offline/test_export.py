@@ -39,6 +39,21 @@ def test_metrics_come_back_from_parquet(session, tmp_path):
         assert table.schema.equals(parquet.read_schema(path))
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "jsonl"])
+def test_a_key_called_as_a_column_of_the_row_is_told_apart_in_files(run, tmp_path, ending):
+    """Other libraries read the row's step and the metric `step`, each under its name."""
+    run.producer().commit(3, {"step": 7.5, "x": 1.0}, time=1, leader=True)
+    path = tmp_path / f"m.{ending}"
+    run.open().export(path, wide=True)
+    if ending == "csv":
+        (row,) = csv.DictReader(path.read_text().splitlines())
+    elif ending == "jsonl":
+        row = json.loads(path.read_text())
+    else:
+        (row,) = (parquet if ending == "parquet" else feather).read_table(path).to_pylist()
+    assert (3, 7.5, 1.0) == tuple(float(row[name]) for name in ("step", "~step", "x"))
+
+
 def test_arrow_files_are_feather(session, tmp_path):
     """An .arrow file is what Feather readers take."""
     session.export(tmp_path / "m.arrow", ["lr"])

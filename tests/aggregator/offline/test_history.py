@@ -11,7 +11,7 @@ import pytest
 
 import eventlog
 from aggregator import open_run, stats_tracker
-from eventlog import RunReader, errors, schema
+from eventlog import RunDir, RunReader, errors, schema
 from tests.runs import RunBuilder, at
 
 
@@ -66,6 +66,46 @@ def test_a_record_s_own_step_stands_within_its_window(run):
     assert [("main", 0, 5, "given")] == bound(session)
 
 
+def test_a_step_of_one_tracker_moves_no_other_record(run):
+    """What carries a step is at that one, a rollout at its policy's; the training beside it is committed."""
+    leader = run.producer()
+    for step in range(4):
+        rollout = leader.tracker("rollout")
+        rollout.set_step(step // 2)
+        rollout.scalar({"reward": float(step)})
+        leader.tracker().scalar({"loss": float(step)})
+        leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)
+    session = run.open()
+    assert [("main", 0, step, "commit") for step in range(4)] == bound(session)
+    committed, recomputed = (
+        session.metrics(["loss", "rollout/reward"], source=source) for source in ("committed", "recomputed")
+    )
+    assert committed["step"].to_pylist() == recomputed["step"].to_pylist()
+    assert committed["value"].to_pylist() == recomputed["value"].to_pylist()
+    assert {False} == {row[name] for row in recomputed.to_pylist() for name in ("differs", "incomplete")}
+    losses = session.percentiles("loss", [0.5], by=["step"]).to_pylist()
+    assert [(step, float(step), 1) for step in range(4)] == [
+        (r["step"], r["p50"], r["count"]) for r in losses
+    ]
+    rewards = session.reduce("rollout/reward", ["avg", "count"], by=["step"]).to_pylist()
+    assert [(0, 0.5, 2), (1, 2.5, 2)] == [tuple(row.values()) for row in rewards]
+
+
+def test_steps_within_a_window_are_told_apart_where_nothing_commits(run):
+    """Statistics by step are those of the steps that were set, not of the latest one alone."""
+    leader = run.producer()
+    for step in (3, 5, 4):
+        leader.tracker().set_step(step)
+        leader.tracker().scalar({"x": float(step)})
+    run.export(leader, time=1)
+    session = run.open()
+    assert [(3, 3.0), (4, 4.0), (5, 5.0)] == [
+        tuple(row.values()) for row in session.reduce("x", ["avg"], by=["step"]).to_pylist()
+    ]
+    (whole,) = session.metrics(["x"], source="recomputed").to_pylist()
+    assert (5, 4.0) == (whole["step"], whole["value"])
+
+
 def test_epochs_come_from_the_commits(run):
     """Records carry the epoch of their step."""
     leader = run.producer()
@@ -96,6 +136,7 @@ def test_without_a_manifest_the_frames_alone_are_enough(run):
     run.attempt(0)
     recorded(run)
     run.close()
+    known = RunDir.open(run.path).id
     for entry in run.path.iterdir():
         if entry.name not in ("events", "commits"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -103,7 +144,7 @@ def test_without_a_manifest_the_frames_alone_are_enough(run):
     assert [0, 1, 2] == session.metrics(["actor/x"])["step"].to_pylist()
     assert {"actor/x", "worker/x"} <= set(session.keys()["key"].to_pylist())
     assert [("worker", 0, step, "time") for step in range(3)] == bound(session, "role = 'worker'")
-    assert "unknown-run" == session.info()["run"]
+    assert known == session.info()["run"]
     assert None is session.info()["created"]
 
 

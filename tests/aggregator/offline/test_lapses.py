@@ -85,6 +85,28 @@ WHOLE = {
 }
 
 
+def append(file, content):
+    """Put bytes behind a file."""
+    with file.open("ab") as target:
+        target.write(content)
+
+
+FOREIGN = {
+    "bytes behind the data": lambda path: append(files_of(path, 0).data, bytes(8)),
+    "another's data behind it": lambda path: append(
+        files_of(path, 0).data, files_of(path, 1).data.read_bytes()
+    ),
+    "bytes behind the index": lambda path: append(files_of(path, 0).index, bytes(8)),
+    "a page behind the index": lambda path: append(files_of(path, 0).index, bytes(4096)),
+    "a copied folder": lambda path: shutil.copytree(
+        files_of(path, 0).folder, path / "commits" / "actor-0 (copy)"
+    ),
+    "a folder copied to a rank": lambda path: shutil.copytree(
+        files_of(path, 0).folder, path / "commits" / "actor-7"
+    ),
+}
+
+
 def values(path):
     """Return the metrics (step, key) → value, and what is damaged."""
     with open_run(path) as session:
@@ -156,6 +178,42 @@ def test_a_late_evaluation_is_not_another_ranks_either(run):
         place: value for place, value in found.items() if not place[1].endswith("__count")
     }
     assert (0, "eval") not in told(path)[0] | told(path)[1]
+
+
+def keyed(run):
+    """Two ranks that each commit a key of their own."""
+    ranks = [run.producer("actor", rank, attempt=0) for rank in range(2)]
+    run.attempt(leader=ranks[0], outcome="finished")
+    for step in range(STEPS):
+        for producer, key in zip(ranks, "xy", strict=True):
+            producer.tracker().scalar({key: 1.0})
+            producer.commit(step, run.export(producer, time=step), time=step + 0.5, leader=key == "x")
+    run.close()
+    return run.path
+
+
+@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN.keys())
+def test_what_does_not_belong_there_costs_nothing(run, foreign):
+    """Bytes and files beside the commits of a leader that ended hide no other rank's metrics (report b10)."""
+    path = keyed(run)
+    expected, none = values(path)
+    foreign(path)
+    found, problems = values(path)
+    assert (4 * STEPS, [], expected) == (len(found), none, found)
+    assert problems
+
+
+@pytest.mark.parametrize("foreign", ["a copied folder", "a folder copied to a rank"])
+def test_a_copied_folder_costs_nothing_of_a_killed_run(run, foreign):
+    """What lies in its place, too, hides nothing though nobody says how many commits there were (b10)."""
+    path = keyed(run)
+    for index in path.rglob("*.idx"):
+        index.write_bytes(index.read_bytes()[:-64])
+    expected, none = values(path)
+    FOREIGN[foreign](path)
+    found, problems = values(path)
+    assert (4 * STEPS, [], expected) == (len(found), none, found)
+    assert problems
 
 
 def test_damage_to_another_rank_costs_the_leader_nothing(run):

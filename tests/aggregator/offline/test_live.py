@@ -87,3 +87,38 @@ def test_every_rank_s_windows_are_bound(trained: tuple[Path, list[dict[str, floa
         assert [(rank, 4) for rank in range(4)] == [(p["rank"], p["world_size"]) for p in info["producers"]]
         (attempt,) = info["attempts"]
         assert ("actor", 0, 3, 3) == tuple(attempt[name] for name in ("role", "rank", "commits", "steps"))
+
+
+def record_halved(rank: int, path: str) -> None:
+    """Record and export with the other rank, two steps; only rank 0 has a log."""
+    import torch
+    import torch.distributed as dist
+
+    import eventlog
+    from aggregator import stats_tracker
+
+    log = eventlog.start(path, role="actor") if rank == 0 else None
+    if log:
+        log.claim_attempt()
+    for step in range(2):
+        stats_tracker.denominator(m=torch.ones(4, dtype=torch.bool))
+        stats_tracker.stat(denominator="m", x=torch.arange(4.0) + 100 * rank + step)
+        stats = stats_tracker.export_all(reduce_group=dist.group.WORLD)
+        if log:
+            log.commit(0, step, step, [stats])
+    eventlog.stop()
+
+
+@pytest.mark.long
+def test_a_rank_without_a_log_is_missed(tmp_path: Path) -> None:
+    """What it recorded is in the committed numbers alone; the rest says what it lacks."""
+    gloo.run(record_halved, str(tmp_path / "run"), ranks=2)
+    with open_run(tmp_path / "run") as session:
+        assert [51.5, 52.5] == session.metrics("x/avg")["value"].to_pylist()
+        assert [(1.5, 4, None), (2.5, 4, None)] == [
+            (r["p50"], r["count"], r["missing"]) for r in session.percentiles("x", 0.5).to_pylist()
+        ]
+        (problem,) = session.problems
+    assert problem.startswith(
+        "actor-1 took part in exports of steps 0-1 and left nothing of them in the log: "
+    )

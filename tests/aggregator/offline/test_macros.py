@@ -341,3 +341,24 @@ def test_values_that_are_not_kept_are_counted(run):
         ]
         want = session.reduce("x", ["count", "avg", "sum", "min", "max"], by="sequence").to_pylist()
         assert list(map(repr, want)) == list(map(repr, sequences))
+
+
+def test_what_an_export_without_reset_covers_again_counts_for_both_steps(run):
+    """SQL says of a step what Python says of it, and what its export said."""
+    leader = run.producer()
+    for step in range(3):
+        leader.tracker().denominator({"m": np.ones(4, bool)})
+        leader.tracker().stat("m", {"x": np.arange(4.0) + 100 * step})
+        leader.commit(
+            step, run.export(leader, time=10 * step, reset=step != 1), time=10 * step + 5, leader=True
+        )
+    session = run.open()
+    want = [(0, 1.5, 4, 0), (1, 101.5, 4, 0), (2, 151.5, 8, 0)]
+    assert want == [tuple(r.values()) for r in session.percentiles("x", 0.5).to_pylist()]
+    assert want == rows(session, "from percentile('x', 0.5)")
+    each = session.reduce("x", "avg", by="sequence").to_pylist()
+    assert [(r["step"], r["window"], r["sequence"], r["avg"]) for r in each] == rows(
+        session, "select step, \"window\", sequence, avg from by_sequence('x')"
+    )
+    once = session.histogram("x", 2)["count"].to_pylist()
+    assert (12, once) == (sum(once), [n for (n,) in rows(session, "select count from histogram('x', 2)")])

@@ -129,14 +129,6 @@ def test_an_addition_that_repeats_a_key_replaces_it_alone(run):
     assert (0, 1) == (session.info()["superseded_steps"], session.info()["superseded_rows"])
 
 
-def test_every_n_is_a_function_of_the_step(run):
-    """Evaluations stand at the same steps after a resume: nothing counts from the restart (report a18)."""
-    life(run, 0, range(80), float)
-    life(run, 1, range(80, 100), float, restored=79)
-    sql = "select step from metrics where key = 'v' and step % 10 = 9 order by step"
-    assert list(range(9, 100, 10)) == run.open().sql(sql)["step"].to_pylist()
-
-
 def test_two_commits_of_one_step_are_one_row_per_key(run):
     """The later commit's value wins key by key; what only the first one had stays."""
     leader = run.producer()
@@ -229,6 +221,28 @@ def test_wide_of_all_attempts_tells_them_apart(run):
     assert [(0, 0, 0.0), (1, 0, 1.0), (2, 0, 2.0), (2, 1, 20.0), (3, 1, 30.0)] == found
 
 
+@pytest.mark.parametrize("attempts", ["latest", "all"])
+def test_keys_called_as_columns_of_the_row_have_wide_columns_of_their_own(run, tmp_path, attempts):
+    """A tilde sets them apart, another one those that had one: no two columns meet."""
+    keys = ["run", "step", "time", "sub_index", "attempt", "~step", "~~run", "~other", "other"]
+    for builder in (run, other := RunBuilder(tmp_path / "other")):
+        leader = builder.producer()
+        for step in (3, 4):
+            values = {key: 10.0 * step + n for n, key in enumerate(keys)}
+            leader.commit(step, values, time=step, leader=True)
+    other.close()
+    named = {key: f"~{key}" for key in keys[:7]} | {"~other": "~other", "other": "other"}
+    for session in (run.open(attempts=attempts), run.open(other.path, attempts=attempts)):
+        rows = session.metrics(wide=True)
+        assert len(rows.column_names) == len(set(rows.column_names))
+        assert {3, 4} == set(rows["step"].to_pylist())
+        assert {at(3), at(4)} == set(rows["time"].cast("int64").to_pylist())
+        for row in rows.to_pylist():
+            expected = {named[key]: 10.0 * row["step"] + n for n, key in enumerate(keys)}
+            assert expected == {name: row[name] for name in expected}
+        assert [30.0, 40.0] == session.metrics("run", wide=True)["~run"].to_pylist()[:2]
+
+
 def test_keys_and_steps_select(run):
     """Keys may be names or globs; since and until are inclusive."""
     leader = run.producer()
@@ -237,6 +251,7 @@ def test_keys_and_steps_select(run):
     session = run.open()
     assert {"x/a", "x/b"} == set(session.metrics("x/*")["key"].to_pylist())
     assert {"[odd] name*"} == set(session.metrics(["[odd] name*"])["key"].to_pylist())
+    assert {"[odd] name*"} == set(session.metrics("[odd]*")["key"].to_pylist())
     assert [1, 2, 3] == session.metrics("y", since=1, until=3)["step"].to_pylist()
     assert 0 == session.metrics("y", since=9).num_rows
 

@@ -233,6 +233,21 @@ def test_unequal_numbers_of_batches_are_refused(run):
         run.open().reduce("x", where="y > 0")
 
 
+def test_a_key_recorded_twice_under_one_mask_is_refused_beside_one_recorded_once(run):
+    """The refusal counts the records under the mask, not its batches, which are one."""
+    leader = run.producer()
+    tracker = leader.tracker()
+    tracker.denominator({"m": np.ones(3, bool)})
+    tracker.stat("m", {"x": np.ones(3)})
+    tracker.stat("m", {"x": np.ones(3), "y": np.ones(3)})
+    commit(run, [leader], 7)
+    with pytest.raises(
+        errors.UnansweredError,
+        match=r"expected as many records under one mask of 'x' as of 'y', got 2 and 1: .*; step 7, main-0",
+    ):
+        run.open().reduce("y", where="x > 0")
+
+
 def test_a_key_recorded_in_some_batches_only_is_paired_by_its_masks(run):
     """Masks are registered in every batch: they tell in which of them a key was recorded."""
     leader = run.producer()

@@ -288,6 +288,29 @@ def test_several_runs_are_kept_apart(run, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("engine", [{}, {"engine": "local", "workers": 1}])
+def test_a_run_that_has_nothing_of_what_is_asked_answers_nothing(run, tmp_path, engine):
+    """Beside a run that lacks the key, or has none of the steps, the other is answered."""
+    with RunBuilder(tmp_path / "other") as other:
+        for builder, keys in ((run, "xy"), (other, "x")):
+            leader = builder.producer()
+            for step in range(3):
+                leader.tracker().scalar({key: float(step) for key in keys})
+                builder.export(leader, time=step)
+                leader.commit(step, time=step + 0.5, leader=True)
+    asks = [
+        lambda s, key, **o: s.percentiles(key, 0.5, **o)["p50"],
+        lambda s, key, **o: s.reduce(key, ["median", "p50", "std", "avg"], **o)["p50"],
+        lambda s, key, **o: s.reduce(key, "p50", where=f"{key} >= 0", **o)["p50"],
+    ]
+    both = run.open(other.path, **engine)
+    moved = run.open(other.path, offsets=[0, 10], **engine)
+    for ask in asks:
+        assert [0.0, 1.0, 2.0] == ask(both, "y").to_pylist()
+        assert [1.0] == ask(both, "y", by=()).to_pylist()
+        assert [0.0, 1.0, 2.0] == ask(moved, "x", since=10).to_pylist()
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [

@@ -1,22 +1,28 @@
-"""Recovery and verification of a run whose values lie in tables."""
+"""Recovery and verification of a run whose rows lie in tables."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import eventlog
 from aggregator import compact, open_run, recover, verify
 from eventlog import read_json, write_json
-from eventlog.schema import PAYLOAD, Stream
+from eventlog.schema import ENTRY_SIZE, PAYLOAD, RECORDS, Stream
 from eventlog.writer import Writer
+from tests.answers import answers
+from tests.eventlog.test_reader import write_other
 from tests.runs import RunBuilder
-from tests.storage import IDS_A_WINDOW, flip, only, payload, producer, put_records
+from tests.storage import IDS_A_WINDOW, flip, only, payload, producer, put_records, records
 
 STEPS = 4
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,12 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def told(whole):
+    """Return what the run answers, and every row of its frames."""
+    return answers(whole), rows_of(whole)
+
+
 @pytest.fixture
 def run(whole, tmp_path):
     """Return a run that may be damaged."""
@@ -51,6 +63,17 @@ def values(path):
         assert [] == session.problems
         rows = session.sql("select role, rank, step, key, values from payload order by all").to_pylist()
         return rows, session.percentiles("*", [0.1, 0.5], by=["step", "rank"]).to_pylist()
+
+
+def rows_of(path):
+    """Return every frame: whose it is, what its index record says of it but where it lies, its rows."""
+    reader = eventlog.RunReader(path)
+    frames = [*reader.records(), *reader.payload(), *reader.commits()]
+    assert [] == reader.problems
+    return [
+        (who.session, r.window, r.frame, r.flags, r.first_id, r.last_id, str(batch.to_pylist()))
+        for who, r, batch in frames
+    ]
 
 
 def payload_of(done):
@@ -81,6 +104,140 @@ def test_a_damaged_frame_that_a_table_has_comes_back(run, whole, tmp_path):
     done = recover(run, tmp_path / "saved")
     assert done.complete
     assert values(whole) == values(done.into)
+
+
+@pytest.mark.parametrize("pattern", ["*.records.*.arrows", "commits/*/*.arrows"])
+def test_damaged_records_and_commits_come_back(run, told, tmp_path, pattern):
+    """What the run itself serves from its tables is in the copy: steps, metrics, records, to the bit."""
+    compact(run, workers=1)
+    for data in run.rglob(pattern):
+        flip(data, data.stat().st_size * 3 // 4)
+    assert not verify(run).clean
+    assert told[0] == answers(run)
+    done = recover(run, tmp_path / "saved")
+    assert done.complete
+    assert [0] * len(done.files) == [file.discarded + file.unverified for file in done.files]
+    assert told == (answers(done.into), rows_of(done.into))
+    assert verify(done.into).clean
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=LONG)])
+def test_one_bit_of_every_stream_costs_nothing(whole, told, tmp_path_factory, examples):
+    """Wherever streams or indexes of a compacted run are damaged, the copy answers as the run did (a law)."""
+    compacted = tmp_path_factory.mktemp("compacted") / "run"
+    shutil.copytree(whole, compacted)
+    compact(compacted, workers=1)
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.floats(0, 1), st.integers(0, 7), st.sampled_from(["arrows", "idx"]))
+    def law(place, bit, suffix):
+        root = tmp_path_factory.mktemp("damaged")
+        run = shutil.copytree(compacted, root / "run")
+        for file in sorted(run.glob(f"*/actor-0/*.{suffix}")):
+            flip(file, int(place * (file.stat().st_size - 1)), bit)
+            place = (
+                place + 1 / 3
+            ) % 1  # not all schema messages at once, which alone say whose files they are
+        done = recover(run, root / "saved")
+        assert done.complete
+        assert told == (answers(done.into), rows_of(done.into))
+        shutil.rmtree(root)
+
+    law()
+
+
+@pytest.mark.parametrize("kind", ["payload", "records", "commits"])
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_stream_that_is_gone_or_cut_comes_back(run, told, tmp_path, kind, left):
+    """Whole streams are put together from the tables, and a session tells that they are not whole."""
+    compact(run, workers=1)
+    data = min(file for file in run.glob("*/*/*.arrows") if kind in str(file.relative_to(run)))
+    data.write_bytes(data.read_bytes()[:-left]) if left else data.unlink()
+    with open_run(run) as session:
+        assert [data.name] == [problem.rsplit("/", 1)[-1] for problem in session.problems]
+    done = recover(run, tmp_path / "saved")
+    assert done.complete
+    assert told == (answers(done.into), rows_of(done.into))
+
+
+@pytest.mark.parametrize("place", [11, 20, 2 * ENTRY_SIZE + 8])
+def test_one_bit_of_the_index_of_values_in_tables_costs_nothing(run, told, tmp_path, place):
+    """The values are in tables alone, and which of them a frame had stands in its index alone."""
+    compact(run, drop_sources=True, workers=1)
+    flip(min(run.glob("events/*/*.payload.*.idx")), place)
+    done = recover(run, tmp_path / "saved")
+    assert done.complete
+    assert told == (answers(done.into), rows_of(done.into))
+
+
+def test_a_lost_index_record_of_values_in_tables_costs_its_frame(run, told, tmp_path):
+    """A part of which an index changed is not used by a session; what the other records name is saved."""
+    compact(run, drop_sources=True, workers=1)
+    index = min(run.glob("events/*/*.payload.*.idx"))
+    content = bytearray(index.read_bytes())
+    content[3 * ENTRY_SIZE : 4 * ENTRY_SIZE] = bytes(ENTRY_SIZE)
+    index.write_bytes(content)
+    done = recover(run, tmp_path / "saved")
+    assert [(STEPS - 1, 1), (STEPS, 0)] == sorted((file.frames, file.discarded) for file in payload_of(done))
+    rows = rows_of(done.into)
+    assert 1 == len(set(told[1]) - set(rows))
+    assert set(rows) < set(told[1])
+
+
+def test_tables_of_another_run_are_not_asked(run, told, tmp_path):
+    """What lies in a table beside other frames than its own is never taken for theirs."""
+    compact(run, workers=1)
+    part = only(run / "tables", "0*.json")
+    data = min(run.glob("events/*/*.records.*.arrows"))
+    told = read_json(part)
+    told["covers"]["records"][data.relative_to(run).as_posix()][0][2] ^= 1
+    write_json(part, {**told, "run": "another"})
+    flip(data, data.stat().st_size * 3 // 4)
+    done = recover(run, tmp_path / "saved")
+    assert 1 == sum(file.discarded for file in done.files)
+
+
+def test_of_two_tables_of_a_stream_the_whole_one_is_used(run, told, tmp_path):
+    """Records and exports lie in tables of their own: damage in the one costs no row of the other."""
+    compact(run, workers=1)
+    flip(only(run, "*.records.parquet"), 300)
+    for data in run.glob("events/*/*.records.*.arrows"):
+        data.unlink()
+    done = recover(run, tmp_path / "saved")
+    kept = [file for file in done.files if file.kind == "records"]
+    assert [(STEPS, STEPS)] * 2 == [(file.frames, file.discarded) for file in kept]
+    with open_run(done.into) as session:
+        ids = session.sql("select export_id from exports")["export_id"].to_pylist()
+        assert [row["export_id"] for row in told[0]["view exports"]] == ids
+
+
+def test_columns_that_no_table_has_are_told(tmp_path):
+    """Of a frame of a newer version what this one knows comes back, and the report names what does not."""
+    newer = RECORDS.append(pa.field("mood", pa.large_string()))
+    rows = [{"record_id": i, "window": 0, "key": f"k{i}", "mood": "good", "sum": 1.5} for i in range(3)]
+    file = write_other(tmp_path / "run", newer, pa.RecordBatch.from_pylist(rows, schema=newer), minor=3)
+    compact(tmp_path / "run", workers=1)
+    flip(file.data, file.data.stat().st_size - 100)
+    done = recover(tmp_path / "run", tmp_path / "saved")
+    (report,) = [one for one in done.files if one.kind == "records"]
+    assert (1, 3, 1) == (report.frames, report.rows, report.discarded)
+    assert "no table has its columns mood" in report.reasons[0]
+    ((_, _, batch),) = eventlog.RunReader(tmp_path / "saved").records()
+    assert [("k0", 1.5), ("k1", 1.5), ("k2", 1.5)] == [(r["key"], r["sum"]) for r in batch.to_pylist()]
+
+
+def test_a_frame_that_says_more_than_a_table_keeps_stays_a_frame(tmp_path):
+    """A record with the columns of an export is in no table: nothing of it could be told from there."""
+    run = eventlog.RunDir.create(tmp_path / "run")
+    with closing(Writer(run, producer(run))) as writer:
+        for window in range(2):
+            rows = [{**row, "outcome": "ok" if window else None} for row in records(window).to_pylist()]
+            batch = pa.RecordBatch.from_pylist(rows, schema=RECORDS)
+            ids = {"first_id": rows[0]["record_id"], "last_id": rows[-1]["record_id"]}
+            writer.put(Stream.RECORDS, lambda batch=batch: [batch], window=window, nbytes=900, **ids)
+    before = answers(run.path)
+    assert 3 == compact(run.path, workers=1).rows
+    assert before == answers(run.path)
 
 
 def test_tables_without_a_note_of_it_are_used_too(run, whole, tmp_path):

@@ -48,6 +48,17 @@ def test_the_step_of_the_export_call_is_given_too():
     assert (8, "given") == bound(timeline)
 
 
+def test_a_step_of_a_part_of_a_window_is_the_last_to_speak():
+    """It binds a window, and those of the same export, where nothing commits; else the commit does."""
+    windows = [window(latest=7), window("b", 0)]
+    exports = [export("a", 0, 0, "g:1", members=(0, 1)), export("b", 0, 0, "g:1", members=(0, 1))]
+    timeline = resolve(windows, exports, [])
+    assert [(7, "given"), (7, "export")] == [bound(timeline, session) for session in "ab"]
+    assert (3, "commit") == bound(resolve(windows, exports, [commit(step=3, first=0, last=0)]))
+    assert (3, "time") == bound(resolve(windows, exports, [commit("c", time=1, step=3)]))
+    assert (None, None) == bound(resolve(windows, exports, [], torn={"a"}))
+
+
 def test_the_own_commit_binds_all_windows_since_the_one_before():
     """Rule 2: one commit follows several exports, and owns every window drained since the last commit."""
     windows = [window(number=n) for n in range(5)]

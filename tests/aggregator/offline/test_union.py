@@ -150,6 +150,26 @@ def test_offsets_are_a_list(tmp_path, offsets):
         open_run(a, b, offsets=offsets)
 
 
+def test_steps_are_whole_numbers_wherever_they_are_given(tmp_path):
+    """Integers of numpy are, booleans are none: for offsets as for since, until and bins."""
+    a, b = record(tmp_path / "a", 3, 1.0), record(tmp_path / "b", 2, 2.0)
+    three = np.int64(3)
+    merge_runs(tmp_path / "out", a, b, offsets=[three])
+    for opened in (open_run(tmp_path / "out"), open_run(a, b, offsets=[np.uint8(0), three])):
+        with opened as session:
+            assert [3, 4] == session.metrics("x/avg", since=three, until=np.int32(4))["step"].to_pylist()
+            assert 3 == session.histogram("x", three, since=three).num_rows
+    with open_run(a, memory_limit=np.int64(1 << 28), engine="local", workers=np.int64(1)) as session:
+        assert 3 == session.reduce("x", "median").num_rows
+    for no in (True, np.True_, 1.0):
+        with pytest.raises(errors.QueryError, match="expected a list of offsets in steps, got "):
+            merge_runs(tmp_path / "none", a, b, offsets=[no])
+        with pytest.raises(errors.QueryError, match="expected a whole number of steps for each of 2 runs"):
+            open_run(a, b, offsets=[0, no])
+        with open_run(a) as session, pytest.raises(errors.QueryError, match="expected since to be a step"):
+            session.metrics(since=no)
+
+
 def test_offsets_in_one_session(tmp_path):
     """Without writing anything, each run's steps are moved, and each row says whose it is (report f8)."""
     a, b = record(tmp_path / "a", 3, 1.0), record(tmp_path / "b", 2, 2.0)
