@@ -11,17 +11,9 @@ from eventlog import errors, ranges
 
 from .account import Report
 from .acknowledged import PLAIN
-from .backends.base import (
-    capabilities_of,
-    is_anothers,
-    name_of,
-    standing,
-    store_for,
-    target_of,
-    tell_surely,
-    with_lineage,
-)
+from .backends.base import capabilities_of, name_of, target_of, tell_surely, with_lineage
 from .cursor import known_as
+from .standing import is_anothers, standing, store_for
 from .steps import Gate, Order
 
 if TYPE_CHECKING:
@@ -53,7 +45,7 @@ class Commits(Protocol):
 
 def left_behind(story: Commits, cursor: Cursor) -> set[int]:
     """Return the steps of which a target that takes nothing back still shows what was taken back since."""
-    return {row.step for row in story.taken_back() if cursor.told.holds(row)} - cursor.refused
+    return {row.step for row in story.taken_back() if cursor.holds(row)} - cursor.refused
 
 
 class Appending:
@@ -68,6 +60,7 @@ class Appending:
         self._dry_run = dry_run
         self._telling = telling
         self._sent = self._untold = 0
+        self._unsaved = False
         self._refused: set[int] = set()
         self._skipped: set[int] = set()
         self._withheld: set[int] = set()
@@ -85,12 +78,11 @@ class Appending:
             self._can = capabilities_of(self._backend)
             self._store = store_for(self._backend, self._cursors, beside=self._run.path / "cursors")
             self._cursor, last = self._begin()
-            self._last = last
             self._refused_before = frozenset(self._cursor.refused)
-            self._unsure = frozenset(self._cursor.unsure)
             gate = Gate(self._can.order, last_step=last, wait=math.inf)
             for commit in story.commits():
-                if last is not None and commit.step <= last and not self._is_lacking(commit):
+                held = last is not None and commit.step <= last
+                if self._is_barred(commit) or (held and not self._is_lacking(commit)):
                     self._pass_over(commit)
                 else:
                     self._deliver(gate.put(commit))
@@ -99,6 +91,8 @@ class Appending:
         finally:
             if not self._dry_run:
                 self._backend.close()
+        if self._unsaved:
+            self._store.save(self._cursor)
         return self._report(story)
 
     def _begin(self) -> tuple[Cursor, int | None]:
@@ -111,22 +105,24 @@ class Appending:
         found = called and known_as(self._cursors, name_of(self._backend), called(self._run))
         cursor = (found or self._store.load(required=not self._can.reads_back)).copy()
         cursor.told.begin(self._telling)
-        return cursor, cursor.last_step
+        last = cursor.last_step
+        cursor.settle(-1 if last is None else last, completes=False, says=False)
+        return cursor, last
 
     def _is_lacking(self, commit: Row) -> bool:
-        """Whether a target that takes steps in any order lacks a commit below its last step.
-
-        One that was being told when a kill came is not told again, unless that does no harm.
-        """
+        """Whether a target that takes steps in any order lacks a commit below its last step."""
         if self._can.order is not Order.ANY or commit.step in self._refused_before:
             return False
-        told = self._cursor.knows(self._shown(commit), self._last)
-        return not told and (commit.step not in self._unsure or self._can.completes)
+        return not self._cursor.knows(self._shown(commit))
+
+    def _is_barred(self, commit: Row) -> bool:
+        """Whether a commit may be there, by a kill, and is not told again: unless that does no harm."""
+        return self._cursor.bars(self._shown(commit), completes=self._can.completes)
 
     def _pass_over(self, commit: Row) -> None:
         if commit.step in self._refused_before:
             self._refused.add(commit.step)
-        elif self._cursor.passes(self._shown(commit), self._last):
+        elif self._cursor.passes(self._shown(commit)):
             self._skipped.add(commit.step)
         else:
             self._cursor.told.miss(commit)
@@ -143,16 +139,24 @@ class Appending:
             if self._dry_run:
                 self._sent += 1
                 continue
-            if self._cursor.tries(row) or not self._sent:  # the latter to find out before anything is told
+            below = self._cursor.tries(row)
+            self._cursor.run_id = getattr(self._backend, "run_id", None)
+            self._store.save(self._cursor)
+            try:
+                told = self._call(row)
+            except errors.BackendError:
+                self._cursor.fail(row, reads_back=self._can.reads_back)
                 self._store.save(self._cursor)
-            if self._call(row):
+                raise
+            if told:
                 self._sent += 1
                 self._cursor.took(row)
-                self._cursor.run_id = getattr(self._backend, "run_id", None)
             else:
                 self._refused.add(row.step)
-                self._cursor.refuse(row.step)
-            self._store.save(self._cursor)
+                self._cursor.refuse(row)
+            self._unsaved = True  # until the next row, but where the target's last step does not tell
+            if below or not self._can.reads_back:
+                self._store.save(self._cursor)
 
     def _call(self, row: Row) -> bool:
         """Tell one row, with bounded retries; False when the target will never take it."""

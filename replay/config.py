@@ -159,7 +159,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         loaded, given = OmegaConf.load(os.fspath(path)), OmegaConf.from_dotlist(list(overrides))
         stray = sorted(set(map(str, given)) - set(map(str, loaded)))
         root = OmegaConf.to_container(OmegaConf.merge(loaded, given), resolve=True)
-    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
         problem = " ".join(str(error).split())
         raise errors.ConfigError(
             f"expected a YAML file with the key stats_logger, got {problem}: {path}"

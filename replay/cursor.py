@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import time
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 import eventlog
 from eventlog import errors, ranges
 
-from .acknowledged import PLAIN, Acknowledged, Span, Telling
+from .acknowledged import ANY_ATTEMPT, PLAIN, Acknowledged, Span, Telling
 from .steps import numbered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .steps import Row
@@ -35,9 +36,10 @@ _FORMAT = 2
 class Cursor:
     """What one target of one backend has acknowledged.
 
-    `told` says which commits those are; `refused` are the steps that it would not take; `unsure` those below
-    the last step that were being told when this was written; `run_id` is the target's own name for the run;
-    `begun` says whether an earlier session told the target something.
+    `told` says which commits those are; `refused` are the steps that it would not take; `trying` are commits
+    that were being told when this was written, so that the target may have them or a part; `run_id` is the
+    target's own name for the run. `begun` says whether an earlier session told the target something, `again`
+    is the step on which it ends if that may have been told in part.
     """
 
     backend: str
@@ -45,61 +47,91 @@ class Cursor:
     last_step: int | None = None
     told: Acknowledged = field(default_factory=Acknowledged)
     refused: set[int] = field(default_factory=set[int])
-    unsure: set[int] = field(default_factory=set[int])
+    trying: list[Span] = field(default_factory=list[Span])
     run_id: str | None = None
     begun: bool = field(default=False, compare=False, repr=False)
+    again: int | None = field(default=None, compare=False, repr=False)
 
     def took(self, row: Row) -> None:
         """Note that the target acknowledged a row."""
         self.last_step = row.step if self.last_step is None else max(self.last_step, row.step)
+        self._tried(row)
         self.told.take(row)
         self.refused.discard(row.step)
-        self.unsure.discard(row.step)
 
-    def refuse(self, step: int) -> None:
-        """Note a step that the target would not take."""
-        self.refused.add(step)
-        self.unsure.discard(step)
+    def refuse(self, row: Row) -> None:
+        """Note a row that the target would not take."""
+        self.refused.add(row.step)
+        self._tried(row)
+
+    def fail(self, row: Row, *, reads_back: bool) -> None:
+        """Note a row whose telling failed: one that cannot say whether it got through is told it again."""
+        if not reads_back:
+            self._tried(row)
 
     def tries(self, row: Row) -> bool:
-        """Note a row that the target's last step will not tell of; whether it is one, and must be kept."""
-        if self.last_step is None or row.step > self.last_step:
-            return False
-        self.unsure.add(row.step)
-        return True
+        """Note a row that is about to be told; whether the target's last step will not tell of it."""
+        self.trying += self.told.spans_of(row)
+        return self.last_step is not None and row.step <= self.last_step
 
     def copy(self) -> Cursor:
         """Return a cursor that goes its own way."""
-        return replace(self, told=self.told.copy(), refused=set(self.refused), unsure=set(self.unsure))
+        return replace(self, told=self.told.copy(), refused=set(self.refused), trying=list(self.trying))
 
     def continued(self, target: str) -> Cursor:
         """Return the cursor of a run that goes on for this one: what this one took is not told there."""
-        return replace(self.copy(), target=target, last_step=None, run_id=None)
+        fresh = Cursor(self.backend, target, told=self.told.elsewhere(), refused=set(self.refused))
+        return replace(fresh, begun=self.begun)
 
-    def cut(self, last: int, *, believed: bool = True) -> None:
-        """Believe a target that holds nothing above `last`, and all up to it where nothing else is known."""
-        if believed and not self.told.spans and last >= 0:
-            self.told.believe(last, time.time())
+    @property
+    def reach(self) -> int | None:
+        """The highest step that the target may hold, as far as is known here."""
+        steps = [span.last for span in self.trying] + ([] if self.last_step is None else [self.last_step])
+        return max(steps, default=None)
+
+    def settle(self, last: int, *, completes: bool, says: bool = True) -> None:
+        """Believe a target that holds nothing above `last`; `says`: it says itself that it holds that step.
+
+        Where a row of this step was on its way when the session ended, the target took it. One that
+        `completes` may have a part of it only: the same commits are then told again, and no others.
+        """
+        known, self.again = self.last_step, None
+        closed = known == last and all(span.last < last for span in self.trying)
+        self.trying = [span for span in self.trying if span.first <= last]
+        above = [span for span in self.trying if span.first == last] if known is None or last > known else []
         self.told.cut(last)
-        if self.last_step is not None:
-            self.last_step = min(self.last_step, last)
+        if known is not None:
+            self.last_step = min(known, last)
+        if completes and not closed:
+            self.again = last
+            self.trying += self.told.cut(last - 1)
+        elif says and above:
+            self.last_step = last
+            self.trying = [span for span in self.trying if span not in above]
+            self.told.spans += above
 
-    def passes(self, row: Row, last: int | None) -> bool:
+    def bars(self, row: Row, *, completes: bool) -> bool:
+        """Whether a row must not be told: it may be there, or in part another commit of its step is."""
+        if not self.trying and self.again is None:
+            return False
+        tried = self.told.among(self.trying, row)
+        return not all(tried) if row.step == self.again else any(tried) and not completes
+
+    def passes(self, row: Row) -> bool:
         """Whether the target has a row, which then lies beside the next that it is told."""
-        if self._came_before_a_kill(row, last):
-            self.took(row)
         return self.told.passes(row)
 
-    def knows(self, row: Row, last: int | None = None) -> bool:
-        """Whether the target has every commit and name of the row, as far as is known.
+    def knows(self, row: Row) -> bool:
+        """Whether the target has every commit and name of the row, as far as is known."""
+        return self.told.knows(row)
 
-        `last` is the highest step that the target says it holds: where that is above what was acknowledged,
-        it took that step, and a kill came between.
-        """
-        return self._came_before_a_kill(row, last) or self.told.knows(row)
+    def holds(self, row: Row) -> bool:
+        """Whether the target shows some of a row, or may do so."""
+        return self.told.holds(row, unsure=self.trying)
 
-    def _came_before_a_kill(self, row: Row, last: int | None) -> bool:
-        return self.last_step is not None and self.last_step < row.step == last and self.told.goes_on
+    def _tried(self, row: Row) -> None:
+        spans = self.told.spans_of(row)
+        self.trying = [span for span in self.trying if span not in spans]
 
 
 class CursorStore(Protocol):
@@ -261,8 +293,8 @@ def _written(cursor: Cursor) -> dict[str, Any]:
         "last_step": cursor.last_step,
         "tellings": [telling.as_dict() for telling in cursor.told.tellings],
         "told": [span.as_list() for span in cursor.told.spans],
+        "trying": [span.as_list() for span in cursor.trying],
         "refused": ranges(cursor.refused),
-        "unsure": ranges(cursor.unsure),
         "run_id": cursor.run_id,
     }
 
@@ -276,7 +308,7 @@ def _parse(data: dict[str, Any], path: Path) -> Cursor:
             data.get("last_step"),
             told,
             numbered(data.get("refused", "")),
-            numbered(data.get("unsure", "")),
+            _unsure(data, told),
             data.get("run_id"),
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -285,10 +317,25 @@ def _parse(data: dict[str, Any], path: Path) -> Cursor:
 
 def _parsed(data: dict[str, Any]) -> Acknowledged:
     tellings = [Telling.of(given) for given in data["tellings"]]
-    spans = [Span.of(given) for given in data["told"]]
+    return Acknowledged(tellings, _spans(data["told"], tellings))
+
+
+def _spans(given: Sequence[Sequence[Any]], tellings: Sequence[Telling]) -> list[Span]:
+    spans = [Span.of(some) for some in given]
     for span in spans:
         tellings[span.telling]  # IndexError: none
-    return Acknowledged(tellings, spans)
+    return spans
+
+
+def _unsure(data: dict[str, Any], told: Acknowledged) -> list[Span]:
+    """Return what was being told; of an older cursor only its steps are known."""
+    steps = numbered(data.get("unsure", ""))
+    older = [
+        Span(telling, ANY_ATTEMPT, step, step, 0.0, sys.float_info.max)
+        for step in sorted(steps)
+        for telling in range(len(told.tellings))
+    ]
+    return older + _spans(data.get("trying", ()), told.tellings)
 
 
 def _converted(data: dict[str, Any]) -> Acknowledged:

@@ -89,7 +89,7 @@ class Delivery:
         self._appends = can.order is not Order.ANY and not isinstance(backend, Rewriter)
         fills = (self._appends or can.rewinds) and can.lasts and not keeps
         self._fills = fills and self._ledger.told_before
-        self._gate = Gate(can.order, last_step=last, wait=wait)
+        self._gate = Gate(can.order, last_step=last, wait=wait, bars=self._ledger.bars)
         self._ready: deque[Row | Notice | Renewal] = deque()
         self._changed = threading.Condition()
         self._closing = self._off = self._stopped = False
@@ -256,6 +256,7 @@ class Delivery:
                 self._deliver(item)
         try:
             self._backend.close()
+            self._ledger.close()
         except BaseException as error:  # noqa: BLE001  (somebody else's code, and the thread is ours)
             self._note(error)
             self.failure = self.failure or error
@@ -283,7 +284,7 @@ class Delivery:
             self._note(error)
             self._say("hole", f"what it lacks below step {row.step} cannot be read from the log: {error}")
             return
-        lacking = [told for told in before if not self._ledger.knows(told)]
+        lacking = self._ledger.lacking(before)
         if steps := ranges(told.step for told in lacking):
             _log.info("%s: did not get steps %s before: they are told from the log", self.name, steps)
         for told in lacking:
@@ -309,17 +310,18 @@ class Delivery:
             self._backend.close()
             self._backend.open(about)
             rows = self._story(None) if renewal.whole and self._story is not None else ()
+            self._ledger.begin_anew(about, whole=renewal.whole)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._note(error)
             self.failure = error
             self._switch_off(Row(renewal.step, {}, 0.0))
             return
-        self._ledger.begin_anew(whole=renewal.whole)
         self._fills = self._fills and not renewal.whole
         self._say(
             "rewind", f"step {renewal.step} comes too late or again: told to {target_of(self._backend)}"
         )
         for row in rows:
+            self._ledger.finds(row)
             self._deliver(row)
         self._retold = self._ledger.last_step
 
@@ -327,8 +329,7 @@ class Delivery:
         """Whether a row that waited is among what was read of the log meanwhile; a late one is withheld."""
         if self._retold is None or row.step > self._retold or self._gate.order is Order.ANY:
             return False
-        began = replace(row, commits=dict.fromkeys(row.commits, row.time))  # as the log stamps it
-        if not self._ledger.knows(began):
+        if not self._ledger.knows(row):
             self._refused(row, errors.RewindError(f"expected a step above {self._retold}"))
         return True
 
@@ -353,13 +354,14 @@ class Delivery:
         if self._is_retold(row):
             return None
         self._ledger.tries(row)
-        back, pauses = self._backend, self._pauses
+        options: Any = {"pause": self._pause, "passing": BaseException, "noted": self._note}
         try:
-            tell_surely(back, row, pauses, pause=self._pause, passing=BaseException, noted=self._note)
+            tell_surely(self._backend, row, self._pauses, **options)
         except errors.RefusedError as error:
             return self._refused(row, error)
         except BaseException as error:  # noqa: BLE001  (as above)
             self.failure = error
+            self._ledger.fail(row)
             return self._switch_off(row)
         return self._acknowledged(row)
 
@@ -375,15 +377,13 @@ class Delivery:
         self._ledger.took(row)
 
     def _refused(self, row: Row, error: errors.RefusedError) -> None:
+        late = isinstance(error, errors.RewindError)
         with self._changed:
             self._held += 1
             self.refused.add(row.step)
-            if isinstance(error, errors.RewindError):
+            if late:
                 self._held_steps.add(row.step)
-        if isinstance(error, errors.RewindError):
-            self._ledger.miss(row)
-        else:
-            self._ledger.refuse(row)
+        self._ledger.refuse(row, late=late)
         self._say("withheld", f"step {row.step} was refused: withheld, the log has it ({error})")
 
     def _note(self, error: BaseException) -> None:

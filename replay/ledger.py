@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from eventlog import errors
 
 from .acknowledged import PLAIN
-from .backends.base import capabilities_of, new_cursor, standing, store_for
+from .backends.base import capabilities_of
+from .standing import check_fresh, new_cursor, standing, store_for
 from .steps import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from .acknowledged import Telling
@@ -48,6 +49,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._store = store_for(backend, cursors, beside=self._beside)
         self._told = array("Q")  # the steps that were told in this lifetime
+        self._unsaved = False
+        self._follows = True  # whether what was told is written down at once
         self.reached: int | None = None
         """The highest step that was told before this lifetime, whether it stays or not."""
         self._cursor, self.last = self._begin(run)
@@ -71,38 +74,67 @@ class Ledger:
 
     def passes(self, row: Row) -> bool:
         """Whether the target had a row before this lifetime."""
-        last = None if self._can.order is Order.ANY else self.last
-        if not self._before.knows(row, last):
+        if not self._before.knows(row):
             return False
         with self._lock:
-            self._cursor.passes(row, last)
+            self._cursor.passes(row)
         return True
+
+    def bars(self, row: Row) -> bool:
+        """Whether a row must not be told: what lies there is not known for certain."""
+        return self._before.bars(row, completes=self._can.completes)
 
     def knows(self, row: Row) -> bool:
         """Whether the target has a row by now."""
         with self._lock:
             return self._cursor.knows(row)
 
+    def lacking(self, rows: Iterable[Row]) -> list[Row]:
+        """Return those of some rows that the target lacks, and may be told."""
+        lacking = [row for row in rows if not self.knows(row)]
+        for row in filter(self.bars, lacking):
+            self.miss(row)
+        return [row for row in lacking if not self.bars(row)]
+
     def tries(self, row: Row) -> None:
-        """Note that a row is about to be told, where nothing else would tell later."""
+        """Note that a row is about to be told: if a kill comes, the target says whether it was.
+
+        That it was is written with the next row, or at the end, but where the target could not say it.
+        """
         with self._lock:
-            if not self._cursor.tries(row):
-                return
-        self.save()
+            below = self._cursor.tries(row)
+            self._cursor.run_id = getattr(self._backend, "run_id", None)
+        self._follows = below or self._can.rewinds or not self._can.reads_back
+        if below or not self._can.rewinds:
+            self.save()
 
     def took(self, row: Row) -> None:
         """Note that the target acknowledged a row."""
         with self._lock:
             self._told.append(row.step)
             self._cursor.took(row)
-            self._cursor.run_id = getattr(self._backend, "run_id", None)
-        self.save()
+        self._noted()
 
-    def refuse(self, row: Row) -> None:
-        """Note a row that the target would not take."""
+    def fail(self, row: Row) -> None:
+        """Note a row that could not be told."""
         with self._lock:
-            self._cursor.refuse(row.step)
-        self.save()
+            self._cursor.fail(row, reads_back=self._can.reads_back)
+        self._unsaved = True
+
+    def refuse(self, row: Row, *, late: bool) -> None:
+        """Note a row that the target would not take; `late`: any more."""
+        with self._lock:
+            if late:
+                self._cursor.fail(row, reads_back=False)
+                self._cursor.told.miss(row)
+            else:
+                self._cursor.refuse(row)
+        self._noted()
+
+    def finds(self, row: Row) -> None:
+        """Note that a row was read from the log, with what was withheld of it by then."""
+        with self._lock:
+            self._cursor.told.finds(row)
 
     def miss(self, row: Row) -> None:
         """Note a row that the target does not get."""
@@ -113,17 +145,28 @@ class Ledger:
         """Write the cursor."""
         with self._lock:
             cursor = self._cursor.copy()
+        self._unsaved = False
         try:
             self._store.save(cursor)
         except errors.RunDirectoryError as error:
             self._say("cursor", str(error))
 
-    def begin_anew(self, *, whole: bool) -> None:
+    def close(self) -> None:
+        """Write what was not written yet: the target is closed."""
+        if self._unsaved:
+            self.save()
+
+    def begin_anew(self, run: RunInfo, *, whole: bool) -> None:
         """Go on with the run that the backend has opened now; `whole`: nothing of it was told."""
+        if run.fresh:
+            check_fresh(self._backend)
         self._store = store_for(self._backend, self._cursors, beside=self._beside)
         new = new_cursor(self._backend, self._telling)
         with self._lock:
+            if whole:  # what it does not get meanwhile it lacks
+                new.told.misses(self._cursor.told)
             self._cursor = new if whole else self._cursor.continued(new.target)
+            self._before = self._cursor.copy()
         self.save()
 
     def take_back(self) -> int:
@@ -137,10 +180,15 @@ class Ledger:
         last = -1 if last is None else last
         with self._lock:
             lost = sum(step > last for step in self._told)
-            self._cursor.cut(last)
+            self._cursor.settle(last, completes=self._can.completes)
         if lost:
             self.save()
         return lost
+
+    def _noted(self) -> None:
+        self._unsaved = True
+        if self._follows:
+            self.save()
 
     def _begin(self, run: RunInfo) -> tuple[Cursor, int | None]:
         if run.fresh or not self._can.rewinds:
@@ -148,6 +196,7 @@ class Ledger:
             return cursor, self.reached
         cursor = self._store.load(required=not self._can.reads_back)
         cursor.told.begin(self._telling)
+        cursor.trying.clear()  # told again, it replaces itself
         if not self._keeps:
             cursor.begun, self.reached = bool(cursor.told.spans), cursor.last_step
             cursor.last_step = None  # told anew from here on

@@ -10,7 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import eventlog
@@ -25,6 +25,7 @@ from .metrics import flatten, without_counts
 from .player import story_of
 from .status import Notice
 from .steps import Row
+from .turn import Turn
 from .version import version_info
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ CLOSE_SECONDS: Final = 30.0
 
 _console = logging.getLogger("areal_metrics.stats")
 _trials: WeakKeyDictionary[Log, tuple[str, str]] = WeakKeyDictionary()
+
+
+class _Part(NamedTuple):
+    """Metrics of a commit, when that was made, and its turn (Unix seconds)."""
+
+    metrics: dict[str, float]
+    seconds: float
+    turn: float
 
 
 class FinetuneSpec(Protocol):
@@ -79,7 +88,8 @@ class StatsLogger:
         self._last_commit_step = -1
         self._restored_step: int | None = None
         self._closed = False
-        self._untold: dict[int, list[dict[str, float]]] = {}  # by step: what was measured at later ones waits
+        self._untold: dict[int, list[_Part]] = {}  # by step: what was measured at later ones waits
+        self._turn = Turn()
         self._process = os.getpid()
         self._deliveries: list[Delivery] = []
         self.leader = _rank(self._log) == 0
@@ -109,11 +119,12 @@ class StatsLogger:
         durable = self._log.commit(*at, rows, time_us=began, restored_step=self._restored_step)
         self._last_commit_step = max(self._last_commit_step, at[2])
         if self.leader:
+            stamp = began / 1e6, self._turn.of(began) / 1e6
             self._announce(*at, [without_counts(row) for row in rows])
             for each, those in placed.items():
                 shown = [without_counts(row) for row in those if row or each == at[2]]
-                self._untold.setdefault(each, []).extend(shown)
-            self._tell_up_to(at[2], began / 1e6)
+                self._untold.setdefault(each, []).extend(_Part(row, *stamp) for row in shown)
+            self._tell_up_to(at[2])
         return durable
 
     def alert(self, title: str, text: str = "", level: str = "warn", step: int | None = None) -> None:
@@ -175,7 +186,7 @@ class StatsLogger:
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
-        self._tell_up_to(max(self._untold, default=-1), time.time())
+        self._tell_up_to(max(self._untold, default=-1))
         self._finish_backends(timeout)
         self._log.end(outcome, detail)
         if self._owns_log:
@@ -230,16 +241,12 @@ class StatsLogger:
             raise
         atexit.register(self._finish_backends)
 
-    def _tell_up_to(self, step: int, began: float) -> None:
+    def _tell_up_to(self, step: int) -> None:
         """Tell the backends what was committed of the steps up to one, the earliest first."""
-        ended = time.time()
         for at in sorted(each for each in self._untold if each <= step):
-            self._tell(at, self._untold.pop(at), began, ended, late=at < step)
+            self._tell(at, self._untold.pop(at), late=at < step)
 
-    def _tell(
-        self, step: int, rows: list[dict[str, float]], began: float, ended: float, *, late: bool = False
-    ) -> None:
-        # The log stamps a commit between the two; `ended` is what a cursor needs to know the commit again.
+    def _tell(self, step: int, parts: list[_Part], *, late: bool) -> None:
         if self._deliveries and self._log.superseded():
             for delivery in self._deliveries:
                 delivery.hold(step)
@@ -247,8 +254,8 @@ class StatsLogger:
         attempt = -1 if self._log.attempt is None else self._log.attempt
         behind: dict[str, None] = {}
         for delivery in self._deliveries:
-            for metrics in rows:
-                if not delivery.tell(Row(step, metrics, began, {attempt: ended}), late=late):
+            for metrics, seconds, turn in parts:
+                if not delivery.tell(Row(step, metrics, seconds, {attempt: turn}), late=late):
                     behind[delivery.name] = None
         if behind and not late and self.config.on_rewind == "error":
             raise errors.RewindError(

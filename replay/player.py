@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from aggregator import progress_bar
-from eventlog import RunDir, as_step, errors, fixed, ranges
+from eventlog import RunDir, as_step, errors, fixed, ranges, schema
+from eventlog import losses as lost
 
 from .account import Report
 from .acknowledged import PLAIN, Acknowledged, Telling
@@ -24,25 +25,29 @@ from .backends.base import (
     capabilities_of,
     check_backends,
     name_of,
-    store_for,
     target_of,
     with_lineage,
 )
 from .cursor import Cursor
 from .metrics import is_count
 from .renaming import Renaming
+from .standing import store_for
 from .statistics import check_stats, compute
 from .story import Story
+from .turn import in_turn
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from eventlog import Loss, Producer
 
     from .backends.base import Backend
     from .renaming import Rules
     from .steps import Row
 
+    Lost = tuple[Producer, Loss]
     Source = Literal["committed", "recomputed"]
 
 pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
@@ -91,10 +96,13 @@ def play(
         raise errors.QueryError(f"expected attempts latest or all, got {attempts!r}")
     path, names = fixed(run_dir), Renaming(rename)
     check_backends(backends)
-    table, committed, damage = _metrics(path, selection, source)
+    stats = check_stats(stats)
+    table, committed, damage, losses = _metrics(path, selection, source)
+    streams = {schema.Stream.COMMITS, *([schema.Stream.RECORDS] if stats or source == "recomputed" else [])}
+    losses = lost.concerning(losses, streams, selection.since, selection.until)
     found = RunDir.open(path)
     histograms, partial = None, _unsaid(committed, table, superseded=attempts == "all")
-    if stats := check_stats(stats):
+    if stats:
         extra = compute(path, table, stats, selection, attempts)
         table = pa.concat_tables([table.select(extra.rows.column_names), extra.rows])
         partial += extra.partial
@@ -117,8 +125,14 @@ def play(
         failed=failed,
     )
     problems = tuple(dict.fromkeys([*damage, *map(str, found.problems)]))
-    lost = 0 if story.counts.steps else uncommitted(path)
-    return [replace(report, problems=problems, partial=partial, uncommitted=lost) for report in reports]
+    about: dict[str, Any] = {
+        "problems": problems,
+        "partial": partial,
+        "lost": lost.number(losses),
+        "losses": tuple(lost.lines(losses)),
+        "uncommitted": 0 if story.counts.steps else uncommitted(path),
+    }
+    return [replace(report, **about) for report in reports]
 
 
 def tell_all(
@@ -192,40 +206,49 @@ def run_info(run: RunDir, *, fresh: bool = False) -> RunInfo:
     )
 
 
-def _metrics(path: Path, selection: Selection, source: Source) -> tuple[pa.Table, pa.Table, list[str]]:
-    """Return the metrics by a source, those that were committed, and what of the log was damaged."""
+def _metrics(
+    path: Path, selection: Selection, source: Source
+) -> tuple[pa.Table, pa.Table, list[str], list[Lost]]:
+    """Return the metrics by a source, those that were committed, and what of the log is damaged, and lost."""
     from aggregator import open_run
 
     keys, since, until = selection.keys, selection.since, selection.until
     with open_run(path, attempts="all") as session:
-        table = session.metrics(keys, source=source, since=since, until=until)
+        table = in_turn(session.metrics(keys, source=source, since=since, until=until), session)
         if source == "committed":
-            return table, table, session.problems
+            return table, table, session.problems, session.losses
         try:
             committed = session.metrics(keys, since=since, until=until)
         except errors.UnansweredError:  # they were recorded alone
             committed = session.metrics([])
-        return table.filter(table["value"].is_valid()), committed, session.problems
+        said = table.filter(table["value"].is_valid())
+        return said, committed, session.problems, session.losses
 
 
 def _unsaid(committed: pa.Table, table: pa.Table, *, superseded: bool) -> int:
-    """Count, and name, the metrics of a step that were committed and are not among those that are told."""
+    """Count, and name, what of a step was committed and is not told, or told of a part of the records."""
     if committed is table:
         return 0
     if not superseded:
         committed = committed.filter(pc.invert(committed["superseded"]))
-    keys = set(committed["key"].unique().to_pylist())
-    told, said = _places(table), _places(committed)
-    lost = sorted((key, step) for key, step in said - told if not is_count(key, keys))
-    if lost:
-        named = ", ".join(
-            f"{key} (steps {ranges(step for _, step in some)})"
-            for key, some in islice(groupby(lost, key=lambda place: place[0]), _MOST_NAMED)
-        )
-        _log.warning(
-            "the log cannot say %d metrics that were committed, they are not told: %s", len(lost), named
-        )
-    return len(lost)
+    keys = {*committed["key"].unique().to_pylist(), *table["key"].unique().to_pylist()}
+    unsaid = _named(_places(committed) - _places(table), keys)
+    if not superseded:
+        table = table.filter(pc.invert(table["superseded"]))
+    if unsaid[0]:
+        _log.warning("the log cannot say %d metrics that were committed, they are not told: %s", *unsaid)
+    partly = _named(_places(table.filter(table["incomplete"])), keys)
+    if partly[0]:
+        _log.warning("the log lacks records of %d metrics, they are told of what is left: %s", *partly)
+    return unsaid[0] + partly[0]
+
+
+def _named(places: set[tuple[str, int]], keys: Collection[str]) -> tuple[int, str]:
+    """Return how many metrics of a step there are, without the counts beside means, and name them."""
+    some = sorted((key, step) for key, step in places if not is_count(key, keys))
+    groups = islice(groupby(some, key=lambda place: place[0]), _MOST_NAMED)
+    steps = ((key, ranges((step for _, step in own), most=_MOST_NAMED)) for key, own in groups)
+    return len(some), ", ".join(f"{key} (steps {words})" for key, words in steps)
 
 
 def _places(table: pa.Table) -> set[tuple[str, int]]:

@@ -10,10 +10,11 @@ from eventlog import RunDir, errors, ranges
 
 from .account import Report
 from .appending import left_behind
-from .backends.base import as_ours, capabilities_of, name_of, store_for, target_of
+from .backends.base import as_ours, capabilities_of, name_of, target_of
 from .delivery import Delivery
 from .player import play, run_info, story_of, telling_of
 from .renaming import Renaming
+from .standing import store_for
 from .succession import attempt_of
 
 if TYPE_CHECKING:

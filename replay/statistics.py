@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute
 
+from aggregator import fits
 from eventlog import errors
 
 from .steps import Histogram
@@ -142,7 +142,7 @@ def _selected(found: pa.Table, globs: Sequence[str] | None, committed: Collectio
     keys = sorted({key for key, kind in rows if kind in _KINDS})
     if globs is not None:
         bases = {name.rpartition("/")[0] for name in committed}.union(committed)
-        keys = [key for key in keys if key in bases or any(fnmatchcase(key, glob) for glob in globs)]
+        keys = [key for key in keys if key in bases or fits(key, globs)]
     return keys
 
 
@@ -153,7 +153,7 @@ def _take(
     for row in rows:
         if (place := _place(row)) is None:
             continue
-        found.partial[place] += bool(row.get("missing"))
+        found.partial[place] += row.get("missing", 0) != 0  # null: nobody knows how many
         numbers = found.numbers.setdefault(place, {})
         for stat in stats:
             name = f"{row.get('key', only)}/{stat}"
@@ -166,7 +166,7 @@ def _draw(found: Recorded, counted: pa.Table, only: str, committed: Collection[s
     for rows in _grouped(counted, only):
         if (place := _place(rows[0])) is None:
             continue
-        found.partial[place] += bool(rows[0].get("missing"))
+        found.partial[place] += rows[0].get("missing", 0) != 0
         bins = [(row["left"], row["right"], row["count"]) for row in rows]
         name = f"{rows[0].get('key', only)}/{HISTOGRAM}"
         if name not in committed:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 DEFAULT_WAIT = 2.0
 """Seconds without a further row after which a step closes."""
@@ -52,14 +52,20 @@ class Row:
 class Gate:
     """Rows in, in the order of their commits; closed steps out, in an order the target takes.
 
-    `last_step` is the highest step that the target holds already. Times given as `now` are seconds of any one
-    clock that does not go back.
+    `last_step` is the highest step that the target holds already; `bars` says of a row that it must not be
+    told whatever the step. Times given as `now` are seconds of any one clock that does not go back.
     """
 
     def __init__(
-        self, order: Order = Order.STRICT, *, last_step: int | None = None, wait: float = DEFAULT_WAIT
+        self,
+        order: Order = Order.STRICT,
+        *,
+        last_step: int | None = None,
+        wait: float = DEFAULT_WAIT,
+        bars: Callable[[Row], bool] | None = None,
     ) -> None:
         self.order = order
+        self._bars = bars
         self.withheld = 0
         """Rows of which at least one value was held back."""
         self.withheld_steps: set[int] = set()
@@ -86,8 +92,6 @@ class Gate:
 
     def takes(self, row: Row) -> bool:
         """Whether `put` would withhold nothing of a row."""
-        if self._open is not None and row.step > self._open.step:
-            return True
         return len(self._admit(row)) == len(row.metrics)
 
     def put(self, row: Row, now: float = 0.0) -> list[Row]:
@@ -128,6 +132,8 @@ class Gate:
 
     def _admit(self, row: Row) -> Mapping[str, float]:
         """Return the part of the row's metrics that the target can still take."""
+        if self._bars is not None and self._bars(row):
+            return {}
         floor = self.floor
         if floor is None or row.step > floor or (self._open is not None and row.step == floor):
             return self._untold(row) if row.step == self._last else row.metrics

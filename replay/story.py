@@ -14,11 +14,14 @@ from eventlog import ranges
 
 from .metrics import is_count
 from .steps import Gate, Histogram, Order, Row
+from .turn import strays_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from .turn import Commit
 
 pc: Any = pyarrow.compute  # its functions are made at import: no type checker sees them
 
@@ -70,6 +73,7 @@ class Story:
         self._names = names
         self._whole = table
         self._committed = table if committed is None else committed
+        self._strays = strays_of(table) or strays_of(self._committed)
         self._tells_all = superseded or kept is table
         self._known: frozenset[tuple[int, int]] | None = None
         back = _taken_back(table)
@@ -98,7 +102,7 @@ class Story:
         places = places + _encoded(table["step"])[1] * (places.max(initial=0) + 1)
         back = table["superseded"].to_numpy()
         left = table.filter(pa.array(back & ~np.isin(places, places[~back]))).sort_by(_ORDER)
-        yield from _rows(left, {}, self._names) if left.num_rows else ()
+        yield from _rows(left, {}, self._names, self._strays) if left.num_rows else ()
 
     def knows(self, step: int, time: float) -> bool:
         """Whether some attempt, be it superseded, made a commit of this step at this time (Unix seconds)."""
@@ -114,7 +118,7 @@ class Story:
         rest: pa.Table = self._table
         while rest.num_rows:
             length = _whole_commits(rest)
-            yield from _rows(rest.slice(0, length), self._histograms, self._names)
+            yield from _rows(rest.slice(0, length), self._histograms, self._names, self._strays)
             rest = rest.slice(length)
 
 
@@ -179,6 +183,7 @@ def _rows(
     table: pa.Table,
     histograms: Mapping[Identity, Mapping[str, Histogram]],
     to: Callable[[str], str],
+    strays: Mapping[Commit, int],
 ) -> Iterator[Row]:
     words, keys = _encoded(table["key"])
     values, layouts = _numbers(table), dict[bytes, _Layout]()
@@ -201,7 +206,8 @@ def _rows(
         metrics = dict(zip(told, numbers if which is None else compress(numbers, which), strict=True))
         seconds = time / 1e6
         drawn = histograms.get((step, attempt, time, part), {}) if histograms else {}
-        yield Row(step, metrics, seconds, {attempt: seconds}, drawn)
+        turn = strays[step, attempt, time] / 1e6 if strays and (step, attempt, time) in strays else seconds
+        yield Row(step, metrics, seconds, {attempt: turn}, drawn)
 
 
 def _starts(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.intp]:

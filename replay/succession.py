@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from eventlog import Loss, Producer
+
     from .steps import Row
 
 HOLD_SECONDS: Final = 2.0
@@ -28,6 +30,7 @@ class Succession:
 
     def __init__(self, run_dir: Path, *, hold: float = HOLD_SECONDS) -> None:
         self.problems: dict[str, None] = {}
+        self.losses: list[tuple[Producer, Loss]] = []
         self._path = run_dir
         self._hold = hold
         self._owned: dict[int, int] = {}
@@ -49,7 +52,7 @@ class Succession:
         if not ready:
             return []
         self._waiting = []
-        ready.sort(key=lambda item: (attempt_of(item[1]), item[1].time))
+        ready.sort(key=lambda item: next(iter(item[1].commits.items())))
         self._ask({attempt_of(row) for _, row in ready})
         for _, row in ready:
             self._seen.setdefault(attempt_of(row), set()).add(row.step)

@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from eventlog import Follower, errors, fixed, ranges
+from aggregator import fits
+from eventlog import Follower, errors, fixed, losses, ranges, schema
 
 from .account import Report
 from .backends.base import Rewriter, as_ours, capabilities_of, check_backends, name_of, target_of
@@ -22,6 +22,7 @@ from .statistics import check_stats
 from .steps import DEFAULT_WAIT, Order, Row
 from .succession import Succession
 from .supplement import Supplement
+from .turn import Turn
 
 if TYPE_CHECKING:
     import os
@@ -64,9 +65,10 @@ def follow(
     that are written as a whole (offline files of wandb and SwanLab) are written at the end.
 
     Ends when the run has finished, `give_up` seconds after its last sign of life (None: never; NotARunError
-    where it has not begun by then), at `stop`, or with Ctrl-C: each time everything read so far is told
-    first, and following again goes on from there. `since`, `until`, `keys`, `stats`, `rename`, `cursors` and
-    `new_run` are as for `play`; with `stats` a step is told `wait` seconds after its last commit.
+    where it has not begun by then), at `stop`, or with Ctrl-C: each time what was handed to the targets is
+    told first, and following again goes on from there (Ctrl-C may leave to it what was just read). `since`,
+    `until`, `keys`, `stats`, `rename`, `cursors` and `new_run` are as for `play`; with `stats` a step is told
+    `wait` seconds after its last commit.
 
     A backend that keeps failing is left behind; what is raised in the end, and `failed`, are as by `play`.
     """
@@ -82,7 +84,7 @@ def follow(
             for rows in _commits(asked, tail.succession, give_up, poll, stop or threading.Event()):
                 tail.tell(rows)
         except KeyboardInterrupt:
-            _log.warning("interrupted: what was read so far is told, following again goes on from there")
+            _log.warning("interrupted: what was handed over is told, following again goes on from there")
         tail.tell([], ending=True)
     except BaseException:
         tail.abandon()
@@ -102,10 +104,12 @@ def _commits(
 ) -> Iterator[list[Row]]:
     """Yield the commits to tell, as they come."""
     follower, leading = Follower(asked.path, records=False), Precedence(asked.path)
-    pulse = _Pulse(follower, give_up)
+    pulse, turns = _Pulse(follower, give_up), dict[str, Turn]()
     while not stop.is_set():
         finished = follower.finished()  # asked before the last look, and after it
-        come = [row for told in follower.poll() for row in leading.take(told, _rows(told, asked.selection))]
+        come = [
+            row for told in follower.poll() for row in leading.take(told, _rows(told, asked.selection, turns))
+        ]
         come += leading.released()
         yield succession.take(come)
         if come:
@@ -120,6 +124,10 @@ def _commits(
         stop.wait(poll)
     yield succession.take(leading.released(ending=True))
     succession.problems |= {str(problem): None for problem in follower.problems} | leading.problems
+    chosen = asked.selection
+    succession.losses = losses.concerning(
+        follower.losses, {schema.Stream.COMMITS}, chosen.since, chosen.until
+    )
 
 
 class _Pulse:
@@ -148,9 +156,10 @@ class _Pulse:
         return now - self._last > self._give_up
 
 
-def _rows(told: Followed, selection: Selection) -> Iterator[Row]:
+def _rows(told: Followed, selection: Selection, turns: dict[str, Turn]) -> Iterator[Row]:
     """Yield what a commit holds of the selection, a row for each of its parts."""
-    step = told.step
+    step, time_us = told.step, told.commit["time"][0].value
+    turn = turns.setdefault(told.producer.session, Turn()).of(time_us)
     if (selection.since is not None and step < selection.since) or (
         selection.until is not None and step > selection.until
     ):
@@ -158,12 +167,11 @@ def _rows(told: Followed, selection: Selection) -> Iterator[Row]:
     columns = ("sub_index", "key", "value", "value_int")
     parts: dict[int, dict[str, float]] = {}
     for part, key, value, integer in zip(*(told.commit[name].to_pylist() for name in columns), strict=True):
-        if key is not None and (selection.keys is None or any(fnmatchcase(key, g) for g in selection.keys)):
+        if key is not None and (selection.keys is None or fits(key, selection.keys)):
             parts.setdefault(part or 0, {})[key] = value if integer is None else integer
     attempt = told.commit["attempt"][0].as_py()
-    seconds = told.commit["time"][0].value / 1e6
     for metrics in parts.values():
-        yield Row(step, without_counts(metrics), seconds, {attempt or 0: seconds})
+        yield Row(step, without_counts(metrics), time_us / 1e6, {attempt or 0: turn / 1e6})
 
 
 # -- to whom it is told ----------------------------------------------------------------------------
@@ -218,6 +226,8 @@ class _Tail:
                 superseded=len(back),
                 superseded_steps=ranges(back),
                 uncommitted=0 if self._begun else uncommitted(self._asked.path),
+                lost=losses.number(self.succession.losses),
+                losses=tuple(losses.lines(self.succession.losses)),
                 problems=problems,
             )
             for backend in self._order

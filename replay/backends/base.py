@@ -20,6 +20,7 @@ BackendGoneError gives up the target, anything else is tried again.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,19 +29,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from eventlog import errors
 
-from ..acknowledged import PLAIN
-from ..cursor import Cursor, CursorFile, CursorInMemory, Lineage
+from ..cursor import Lineage
 from ..steps import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ..acknowledged import Telling
-    from ..cursor import CursorStore
     from ..steps import Row
 
 
+OWNER: Final = "areal_metrics_run"  # in the config of a run there: the id of the run that it is told
 _METHODS: Final = ("open", "log", "last_step", "close")
 
 
@@ -291,10 +290,11 @@ def with_lineage(run: RunInfo, backend: Backend, cursors: Path, *, keeps: bool =
 def named_there(run: RunInfo, place: str, first: str) -> str:
     """Return the name of the run to open on a tracker: the first one's, or the newest's begun anew since.
 
-    A fresh run is called after the time. `begun` remembers it, once it is there.
+    A fresh run is called after the time, and by chance: others begin theirs in the same second. `begun`
+    remembers it, once it is there.
     """
     if run.fresh:
-        return f"{first}-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        return f"{first}-{datetime.now(UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}"
     return run.lineage.newest(f"{place}{first}") or first
 
 
@@ -302,64 +302,6 @@ def begun(run: RunInfo, place: str, first: str, name: str) -> None:
     """Take note that a run was opened as `name` at `place`: a fresh one is gone on with from now on."""
     if run.fresh:
         run.lineage.begin(f"{place}{first}", name)
-
-
-def store_for(backend: Backend, folder: Path, *, beside: Path | None = None) -> CursorStore:
-    """Return where the cursor of an opened backend is kept: in a file of `folder` if the target lasts.
-
-    Where there is none it is looked for in `beside`.
-    """
-    name, target = name_of(backend), target_of(backend)
-    if capabilities_of(backend).lasts:
-        return CursorFile(folder, name, target, beside=beside)
-    return CursorInMemory(backend, name, target)
-
-
-def standing(
-    backend: Backend, store: CursorStore, run: RunInfo, *, telling: Telling = PLAIN
-) -> tuple[Cursor, int | None]:
-    """Return the cursor of an opened backend, and the highest step its target holds: its own answer wins.
-
-    What the cursor holds above that is untold; the session of its target begins.
-    """
-    cursor, last = new_cursor(backend, telling), None
-    if run.fresh:
-        return cursor, last
-    can = capabilities_of(backend)
-    found, last = store.load(required=not can.reads_back), _held_by(backend)
-    if last is None and not can.reads_back:
-        last = found.last_step
-    begun = bool(found.told.spans)
-    if last is not None:
-        cursor = found
-        if can.completes and cursor.last_step != last:
-            last -= 1  # told without an acknowledgement: what of it is missing is taken now
-        cursor.told.begin(telling)
-        cursor.cut(last, believed=not is_anothers(backend, run))
-    cursor.begun = begun
-    return cursor, last
-
-
-def is_anothers(backend: Backend, run: RunInfo) -> bool:
-    """Whether an opened backend's target was told another run, as far as it can say."""
-    return getattr(backend, "owner", None) not in (None, run.id)
-
-
-def new_cursor(backend: Backend, telling: Telling = PLAIN) -> Cursor:
-    """Return the cursor of a target that holds nothing."""
-    cursor = Cursor(name_of(backend), target_of(backend))
-    cursor.told.begin(telling)
-    return cursor
-
-
-def _held_by(backend: Backend) -> int | None:
-    last: Any = backend.last_step()
-    if last is None or (isinstance(last, int) and not isinstance(last, bool)):
-        return last
-    raise errors.BackendError(
-        f"expected {name_of(backend)} to say its last step as an int or None, got {last!r}: "
-        f"{target_of(backend)}"
-    )
 
 
 class DisabledBackend:

@@ -18,6 +18,7 @@ from eventlog import errors
 from ..config import SWANLAB_MODES
 from ..steps import Order
 from .base import (
+    OWNER,
     Capabilities,
     DisabledBackend,
     begun,
@@ -230,6 +231,7 @@ class SwanlabCloudBackend(_Named):
         self._timeout = float(timeout)
         self._session: SwanlabSession | None = None
         self._address = ""
+        self.owner: str | None = None
 
     @property
     def target(self) -> str:
@@ -251,13 +253,14 @@ class SwanlabCloudBackend(_Named):
         self._address = f"{about['project']}/{about['id']}"
         self._session = SwanlabSession.start(
             about,
-            described(run),
+            {**described(run), OWNER: run.id},
             run.path,
             key=self._api_key,
             host=self._host,
             timeout=self._timeout,
             target=self.target,
         )
+        self.owner = self._session.owner or run.id
         begun(run, place, first, about["id"])
         self._told = None
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eventlog import errors
 
+from .base import OWNER
 from .swanlab_file import config_text, module, timestamp
 
 if TYPE_CHECKING:
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
 
 _MOST_WAITING: Final = 200_000  # records that may wait for the server
 _LOGIN_SECONDS: Final = 10.0
+_PASSING: Final = frozenset({408, 425, 429})  # "too slow", "too early", "too many requests"
 
 
 class SwanlabSession:
-    """One running experiment. `last_step` is the highest step that the server had when it was opened.
+    """One running experiment.
 
+    `last_step` is the highest step that the server had when it was opened, `owner` the run that its config
+    then said it was told; None where there was none.
     What the server refuses, SwanLab's transport drops in silence; here the next call raises it.
     """
 
-    def __init__(self, core: Any, answer: Any, target: str) -> None:
+    def __init__(self, core: Any, answer: Any, owner: str | None, target: str) -> None:
         self.last_step: int | None = answer.global_step if answer.global_step >= 0 else None
+        self.owner = owner
         self._core = core
         self._target = target
         self._refused: str | None = None
@@ -60,12 +65,12 @@ class SwanlabSession:
         """
         _client.enter()
         try:
-            core, answer = _within(
+            core, answer, owner = _within(
                 timeout, partial(_started, about, folder, key, host, timeout, target), target
             )
-            session = cls(core, answer, target)
+            session = cls(core, answer, owner, target)
             save = module("save.v1.save")
-            text = config_text(config)
+            text = config_text({**config, OWNER: owner or config[OWNER]})
             core.upsert_saves([save.SaveRecord(name="config", type=save.SAVE_TYPE_CONFIG, payload=text)])
         except BaseException:
             _client.leave(failed=True)
@@ -119,15 +124,17 @@ class SwanlabSession:
     def _watched(self, records: Any) -> Any:
         result = self._dispatch(records)
         for failure in result.failures:
-            if self._refused is None and not getattr(failure.exception, "retryable", True):
+            if failure.status in _PASSING:  # SwanLab gives it up; what remains is sent again
+                result.remaining_records = [*failure.records, *result.remaining_records]
+            elif self._refused is None and not getattr(failure.exception, "retryable", True):
                 self._refused = " ".join(f"{failure.status} {failure.message}".split())
         return result
 
 
 def _started(
     about: Mapping[str, Any], folder: Path, key: str | None, host: str | None, timeout: float, target: str
-) -> tuple[Any, Any]:
-    """Return a running core, and what the server answered."""
+) -> tuple[Any, Any, str | None]:
+    """Return a running core, what the server answered, and which run an old experiment was told."""
     core_pb, run_pb = module("grpc.core.v1.core"), module("run.v1.run")
     settings = import_module("swanlab.sdk.internal.settings").create_settings()
     settings.merge_settings({"mode": "online", "interactive": False, "core": {"skip_store": True}})
@@ -139,7 +146,17 @@ def _started(
     answer = core.deliver_run_start(core_pb.DeliverRunStartRequest(start_record=record, core_settings=own))
     if not answer.success:
         raise _as_ours(answer.message, target)
-    return core, answer
+    return core, answer, None if answer.new_experiment else _owner(core._ctx)  # noqa: SLF001
+
+
+def _owner(context: Any) -> str | None:
+    """Return which run an experiment's config says that it was told; None where nothing can be learned."""
+    client = import_module("swanlab.sdk.internal.core_python.client")
+    place = f"/project/{context.username}/{context.project}/runs/{context.experiment_id}"
+    try:
+        return client.get(place, retries=0, log_error=False).data["profile"]["config"][OWNER]["value"]
+    except (OSError, LookupError, TypeError):  # no answer, or an experiment of somebody else's making
+        return None
 
 
 class _Client:

@@ -164,9 +164,18 @@ def scalars(event: Any) -> Iterator[tuple[str, float | None]]:
         if value.HasField("simple_value"):
             yield value.tag, value.simple_value
         elif value.HasField("tensor") and not value.tensor.tensor_shape.dim and value.tensor.dtype != _STRING:
-            yield value.tag, import_module("tensorboard.util.tensor_util").make_ndarray(value.tensor).item()
+            yield value.tag, _number(value.tensor)
         else:
             yield value.tag, None
+
+
+def _number(tensor: Any) -> float | None:
+    """Return the real number in a tensor without dimensions; None where there is something else."""
+    try:
+        found = import_module("tensorboard.util.tensor_util").make_ndarray(tensor).item()
+        return found if isinstance(found, (int, float)) else None
+    except (TypeError, ValueError):  # of no type that it knows, or not one value
+        return None
 
 
 def _masked(data: bytes) -> bytes:

@@ -21,7 +21,7 @@ from eventlog import errors
 
 from ..config import WANDB_MODES
 from ..steps import Order
-from . import directory, wandb_file
+from . import base, directory, wandb_file
 from .base import Capabilities, DisabledBackend, begun, check_installed, described, named_there, not_open
 from .edition import Contents, publish
 from .wandb_file import WandbEdition, WandbFile, row_bytes
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS: Final = 0.5  # wandb's own default loses up to 15 s to a SIGKILL
 _READ_BACK_SECONDS: Final = 10.0
-_OWNER: Final = "areal_metrics_run"  # in the config: the id of the run that is told
 _QUIET: Final = {
     "silent": True,
     "console": "off",
@@ -140,8 +139,8 @@ class WandbBackend:
                 f"expected WANDB_API_KEY or `wandb login` for wandb mode {self.mode}, got neither"
             )
         self._begin(run, about)
-        self.owner = self._run.config.get(_OWNER) or run.id
-        self._run.config.update({_OWNER: self.owner})
+        self.owner = self._run.config.get(base.OWNER) or run.id
+        self._run.config.update({base.OWNER: self.owner})
         begun(run, place, first, about["id"])
         self.run_id = about["id"]
         self._address = f"{self._run.entity}/{self._run.project}/{self._run.id}"
@@ -389,9 +388,11 @@ def _import() -> Any:
 def _as_ours(error: Exception, target: str) -> errors.BackendError:
     """Tell errors that stay (deleted, forbidden) from those that pass."""
     text = " ".join(str(error).split())
+    reason = f"expected wandb to take the run, got {text}"
+    if "previously created and deleted" in text:
+        reason = "expected the run to be there, got one that was deleted: replay --new-run tells it anew"
     stays = re.search(r"(?:error|HTTP) 40[01349]\b|[Cc]ould not find run|permission denied", text)
-    kind = errors.BackendGoneError if stays else errors.BackendError
-    return kind(f"expected wandb to take the run, got {text}: {target}")
+    return (errors.BackendGoneError if stays else errors.BackendError)(f"{reason}: {target}")
 
 
 def _was_synced(folder: Path) -> bool:

@@ -17,6 +17,8 @@ import numpy as np
 
 from eventlog import errors
 
+from .lettering import fitted, packed, width
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,16 +29,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MOST",
     "PALETTES",
     "Style",
+    "grow",
     "left_out",
     "legend",
+    "listed",
     "lone",
     "panels",
     "placed",
     "polar",
+    "rows_of",
     "save",
-    "short",
     "stroke",
     "styles",
     "title",
@@ -63,10 +68,13 @@ PALETTES: Final[dict[str, tuple[str, ...]]] = {
 FORMATS: Final = (".png", ".svg")
 _NO_XML: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # XML 1.0, 2.2
 _LINES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":")
-_TITLE: Final = 46  # characters that fit above a panel
-_LEGEND: Final = 80  # and below a figure
+MOST_ENTRIES: Final = 24  # of a legend
+_SMALL: Final = 9  # points, of what stands below a figure
+_ROW: Final = 0.2  # inches, of a line of it
+_HANDLE: Final = 0.65  # inches, of a legend's line with the space around it
+_TITLE: Final = 4.2  # inches that fit above a panel
 _COLUMNS: Final = 3
-_MOST: Final = 1e300  # matplotlib's axes overflow soon after
+MOST: Final = 1e300  # matplotlib's axes overflow soon after
 _PANEL: Final = (4.8, 3.0)  # inches
 
 
@@ -88,8 +96,7 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
     Raises:
         BackendMissingError: matplotlib is not installed.
     """
-    columns = min(count, _COLUMNS)
-    rows = math.ceil(count / columns)
+    columns, rows = min(count, _COLUMNS), rows_of(count)
     figure = _sheet(max(6.4, columns * _PANEL[0]), max(4.0, rows * _PANEL[1]))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     axes = list(grid.flat)
@@ -102,6 +109,11 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
         axis.tick_params(labelbottom=True)  # shared axes hide it but in the last row
         axis.xaxis.set_major_locator(whole())  # there is no step 0.5
     return figure, axes[:count]
+
+
+def rows_of(count: int) -> int:
+    """Return in how many rows `panels` puts so many panels."""
+    return math.ceil(count / _COLUMNS)
 
 
 def whole() -> Locator:
@@ -139,20 +151,41 @@ def _sheet(width: float, height: float) -> Figure:
 
 
 def legend(figure: Figure, entries: Sequence[tuple[str, Artist]]) -> None:
-    """Put one legend for all panels below them; its texts are shown as they are."""
+    """Put one legend for all panels below them; its texts are shown as they are, as far as they fit.
+
+    The figure grows by it. Behind `MOST_ENTRIES` the rest is counted.
+    """
     if not entries:
         return
+    left = len(entries) - MOST_ENTRIES
+    room = figure.get_figwidth() - 0.3
+    labels = [fitted(label, room - _HANDLE, _SMALL) for label, _ in entries[:MOST_ENTRIES]]
+    artists = [artist for _, artist in entries[:MOST_ENTRIES]]
+    if left > 0:
+        labels.append(f"and {left} more")
+        artists.append(stroke("none"))
+    columns = int(room / (_HANDLE + max(width(label, _SMALL) for label in labels)))
+    columns = max(1, min(columns, len(labels)))
     # A label that begins with "_" would be left out: the texts are set afterwards.
-    numbered = [str(i) for i in range(len(entries))]
-    labels = [short(label, _LEGEND) for label, _ in entries]
-    columns = max(1, min(3, _LEGEND // (max(map(len, labels)) + 8)))
-    drawn = figure.legend(
-        [artist for _, artist in entries], numbered, loc="outside lower center", ncols=columns
-    )
+    numbered = [str(i) for i in range(len(labels))]
+    drawn = figure.legend(artists, numbered, loc="outside lower center", ncols=columns, fontsize=_SMALL)
     drawn.get_frame().set_linewidth(0)
     for text, label in zip(drawn.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(label)
+    grow(figure, math.ceil(len(labels) / columns) - 2)
+
+
+def listed(figure: Figure, texts: Sequence[str]) -> None:
+    """Write texts below all panels, in lines that break between them; the figure grows by it."""
+    lines = packed(texts, figure.get_figwidth() - 0.3, _SMALL)
+    figure.supxlabel("\n".join(lines), fontsize=_SMALL, parse_math=False)
+    grow(figure, len(lines) - 1)
+
+
+def grow(figure: Figure, lines: int) -> None:
+    """Make room for so many lines of small text, so that the panels keep their height."""
+    figure.set_figheight(figure.get_figheight() + max(0, lines) * _ROW)
 
 
 def stroke(style: Style | str, **more: Any) -> Artist:
@@ -163,15 +196,9 @@ def stroke(style: Style | str, **more: Any) -> Artist:
     return Line2D([], [], color=colour, linestyle=dashes, **more)
 
 
-def short(name: str, most: int) -> str:
-    """Return a name of at most so many characters, its middle replaced by an ellipsis."""
-    half = (most - 1) // 2
-    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
-
-
 def title(axes: Any, text: str) -> None:
     """Write a title as it is: a key's `$` or `_` is no formula; of a long one the middle is cut."""
-    axes.set_title(short(text, _TITLE), fontsize="medium", loc="left", parse_math=False)
+    axes.set_title(fitted(text, _TITLE, 10), fontsize="medium", loc="left", parse_math=False)
 
 
 def save(figure: Figure, path: str | Path) -> Path:
@@ -202,13 +229,13 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 def placed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return values, NaN for those that have no place on an axis: not finite, or beyond 1e300."""
-    return np.where(np.abs(values) <= _MOST, values, np.nan)
+    return np.where(np.abs(values) <= MOST, values, np.nan)
 
 
 def left_out(values: NDArray[np.float64]) -> str:
     """Say how many values have no place on an axis; "" for none."""
     finite = np.isfinite(values)
-    counts = {"not finite": ~finite, "beyond 1e300": finite & (np.abs(values) > _MOST)}
+    counts = {"not finite": ~finite, "beyond 1e300": finite & (np.abs(values) > MOST)}
     said = ", ".join(f"{count.sum()} {what}" for what, count in counts.items() if count.any())
     return f" ({said}: not drawn)" if said else ""
 

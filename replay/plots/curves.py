@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from eventlog import errors
 
-from . import canvas
+from . import canvas, lettering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["bands", "curves", "differences", "smoothed"]
 
 MOST_PANELS: Final = 24
+MOST_TOLD: Final = 8  # runs whose difference is read out
 _NEEDED: Final = ("step", "key", "value")
 _FAINT: Final = 0.3
 _BAND: Final = 0.2
@@ -79,10 +80,13 @@ def curves(
         for line in mine:
             _draw(axis, line, style[line.run or ""], smooth)
         canvas.title(axis, key)
-        if compare:
-            _read_out(axis, mine)
         values = np.concatenate([line.values for line in mine])
-        axis.set_xlabel("step" + canvas.left_out(values), parse_math=False)
+        told = ["step" + canvas.left_out(values), *(_read_out(mine) if compare else [])]
+        axis.set_xlabel("\n".join(told), parse_math=False)
+        if len(steps := np.unique(np.concatenate([line.steps for line in mine]))) == 1:
+            axis.set_xticks(steps)
+    if compare:
+        canvas.grow(figure, min(len(runs), MOST_TOLD + 2) * canvas.rows_of(len(keys)))
     named = runs if "run" in table.column_names else []
     canvas.legend(figure, _entries(named, style, smooth, band=max(line.members for line in lines)))
     if title is not None:
@@ -132,8 +136,9 @@ def smoothed(table: pa.Table, weight: float) -> pa.Table:
 def differences(table: pa.Table) -> pa.Table:
     """Return how far each run is from the first that has the key: (key, run, relative_to, difference, steps).
 
-    `relative_to` names that run, `difference` is the mean of (value - first) / |first| over the `steps` that
-    both have, where that is finite and the first run's value not 0; null where there is none.
+    `relative_to` names that run, `difference` is the sum of (value - first) over the sum of |first|, over the
+    `steps` of which both have a finite value: the mean relative difference, each step weighted by |first|, so
+    that a step where the first is next to 0 does not outweigh all others. Null where it cannot be said.
 
     Raises:
         QueryError: as `curves`.
@@ -158,26 +163,29 @@ def _differences(lines: Sequence[_Line]) -> list[tuple[str | None, float | None,
     for line in others:
         _, one, other = np.intersect1d(first.steps, line.steps, return_indices=True)
         base, value = first.values[one], line.values[other]
-        with np.errstate(all="ignore"):  # what cannot be said is no number, and left out
-            relative = np.where(base != 0, (value - base) / np.abs(base), np.nan)
-            relative = relative[np.isfinite(relative)]
-            found.append((line.run, float(relative.mean()) if len(relative) else None, len(relative)))
+        both = np.isfinite(base) & np.isfinite(value)
+        with np.errstate(all="ignore"):  # what cannot be said is no number
+            apart = (value[both] - base[both]).sum() / np.abs(base[both]).sum()
+        found.append((line.run, float(apart) if np.isfinite(apart) else None, int(both.sum())))
     return found
 
 
-def _read_out(axis: Axes, lines: Sequence[_Line]) -> None:
+def _read_out(lines: Sequence[_Line]) -> list[str]:
+    """Return lines of text: to which run the others are compared, and how far apart they are."""
     found = _differences(lines)
     told = [
-        f"{canvas.short(run or '', 30)}: {'no common steps' if apart is None else f'{apart:+.1%}'}"
-        for run, apart, _ in found
+        f"{lettering.fitted(run or '', 3.0, 10)}: {_said(apart, steps)}"
+        for run, apart, steps in found[:MOST_TOLD]
     ]
-    if told:
-        text = "\n".join([f"relative to {canvas.short(lines[0].run or '', 30)}:", *told])
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
-        axis.text(
-            0.99, 0.02, text, transform=axis.transAxes, ha="right", va="bottom", fontsize=8, bbox=box,
-            parse_math=False,
-        )  # fmt: skip
+    if len(found) > MOST_TOLD:
+        told.append(f"and {len(found) - MOST_TOLD} more")
+    return [f"relative to {lettering.fitted(lines[0].run or '', 3.0, 10)}:", *told] if told else []
+
+
+def _said(apart: float | None, steps: int) -> str:
+    if apart is None:
+        return "no number" if steps else "no common steps"
+    return f"{apart:+.1%}"
 
 
 def _members_joined(lines: Sequence[_Line]) -> list[_Line]:

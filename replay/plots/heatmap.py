@@ -127,8 +127,11 @@ def _marks(axis: Any, points: Any, tasks: Any, names: list[str]) -> None:
 
 def _key(figure: Figure, names: list[str], title: str | None) -> None:
     left = len(names) - MOST_MARKS
-    listed = [f"{number} {name}" for number, name in enumerate(names[:MOST_MARKS], 1)]
+    listed = [
+        f"{'means: ' if number == 1 else ''}{number} {name}"
+        for number, name in enumerate(names[:MOST_MARKS], 1)
+    ]
     listed += [f"and {left} more without a mark"] if left > 0 else []
-    figure.supxlabel("means: " + " · ".join(listed), fontsize=8, parse_math=False, wrap=True)
+    canvas.listed(figure, listed)
     if title is not None:
         figure.suptitle(title, parse_math=False)

@@ -33,6 +33,7 @@ DEFINITIONS: Final = {
     "stability": "standard deviation of the changes from step to step in the last half",
 }
 DIRECTIONS: Final[dict[str, Direction]] = {"reward": "higher", "efficiency": "higher", "stability": "lower"}
+_NOISE: Final = 1e-12  # of a value: the rest is rounding
 _INNER: Final = 0.25  # where the worst is drawn: at the centre no shape could be seen
 
 
@@ -57,11 +58,18 @@ def scores(table: pa.Table) -> pa.Table:
         made = {
             "reward": float(curve[-max(1, len(curve) // 10) :].mean()),
             "efficiency": float(curve.mean()),
-            "stability": float(changes.std()) if len(changes) else None,
+            "stability": _spread(changes, np.abs(curve).max()) if len(changes) else None,
         }
         found += [{"run": run, "dimension": name, "value": value} for name, value in made.items()]
     schema = pa.schema([("run", pa.string()), ("dimension", pa.string()), ("value", pa.float64())])
     return pa.Table.from_pylist(found, schema)
+
+
+def _spread(changes: Any, size: float) -> float:
+    """Return their standard deviation; 0 where it is what rounding leaves of values of that size."""
+    with np.errstate(over="ignore"):
+        spread = float(changes.std())
+    return spread if spread > _NOISE * size else 0.0
 
 
 def radar(
@@ -109,9 +117,11 @@ def _label(name: str, direction: str, values: Any) -> str:
 def _scaled(values: Any, directions: list[Direction]) -> Any:
     """Scale each column so that its best is 1 and its worst `_INNER`; where all are equal, all are best."""
     signed = values * np.array([1 if direction == "higher" else -1 for direction in directions])
+    signed = np.nan_to_num(signed, nan=-canvas.MOST, posinf=canvas.MOST, neginf=-canvas.MOST)
     low, high = signed.min(axis=0), signed.max(axis=0)
-    spread = np.where(high > low, high - low, 1.0)
-    return np.where(high > low, _INNER + (1 - _INNER) * (signed - low) / spread, 1.0)
+    apart = high - low > _NOISE * np.maximum(np.abs(low), np.abs(high))
+    spread = np.where(apart, high - low, 1.0)
+    return np.where(apart, _INNER + (1 - _INNER) * (signed - low) / spread, 1.0)
 
 
 def _grid(table: pa.Table, directions: Mapping[str, str]) -> tuple[list[str], list[str], Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from aggregator import progress_bar
+from aggregator import fits, progress_bar
 from eventlog import errors, replacing
 
 from ..metrics import without_counts
@@ -53,7 +52,7 @@ class _Run(NamedTuple):
             return keys
         # A pattern names metrics, as those of the curves: "k/avg" asks for "k" too.
         names = {key: (key, f"{key}/avg") for key in keys}
-        return [k for k in keys if any(fnmatchcase(name, w) for name in names[k] for w in self.wanted)]
+        return [k for k in keys if any(fits(name, self.wanted) for name in names[k])]
 
 
 def report(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 import eventlog
+from replay.delivery import Delivery
 from tests.replay.targets import Target, opened
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # wandb's takes its place
+    monkeypatch.setitem(Delivery.__init__.__kwdefaults__, "wait", 60.0)  # for more of a step, however slow
     before = set(os.environ)
     forget_wandb()
     yield

@@ -322,4 +322,5 @@ class SwanlabServer(Server):
             made.state = content
         if what == "/profile":
             made.profiles.append(content)
-        return 200, {"cuid": name, "createdAt": made.created}
+        told = [profile["config"] for profile in made.profiles if "config" in profile]
+        return 200, {"cuid": name, "createdAt": made.created, "profile": {"config": told[-1]} if told else {}}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.acknowledged import Acknowledged, Span, Telling
-from replay.steps import Histogram, Row
+from replay.acknowledged import ANY_ATTEMPT, Acknowledged, Span, Telling
+from replay.steps import Histogram, Row, newest
 
 
 def row(step: int, time: float, *keys: str, attempt: int = 0) -> Row:
@@ -81,15 +81,50 @@ def test_what_is_told_otherwise_is_compared_by_its_names() -> None:
 
 
 def test_what_lay_there_unseen_is_believed_as_far_as_it_can_be() -> None:
-    """All that was committed by then up to the last step, under its own names."""
-    told = begun()
-    told.believe(5, 100.0)
-    assert told.knows(row(5, 99.0, attempt=3))
-    assert not told.knows(row(6, 99.0))
-    assert not told.knows(row(5, 101.0))
+    """What must have been told, under its own names; not what an older cursor believed of any attempt."""
+    told = Acknowledged([Telling("found", keys=None)], [Span(0, ANY_ATTEMPT, 0, 9, 0.0, 200.0)])
+    assert (9, True) == (told.found, told.knows(row(9, 99.0, attempt=3)))
+    told.believe([(0, 0, 2, 10.0, 30.0), (0, 4, 5, 50.0, 60.0)])
+    assert (None, True) == (told.found, told.knows(row(5, 55.0)))
+    assert not any(told.knows(row(step, time)) for step, time in ((3, 40.0), (6, 55.0), (5, 61.0)))
+    assert not told.knows(row(5, 55.0, attempt=3))
     for telling in (Telling("", "", "v = w"), Telling("", "p99")):
         told.begin(telling)
-        assert not told.knows(row(5, 99.0))
+        assert not told.knows(row(5, 55.0))
+
+
+def test_a_commit_that_seemed_told_is_left_out_once_it_is_missed() -> None:
+    """It came behind those around it, with an earlier time: they stay told, and a session later it is not."""
+    told = begun()
+    for step in range(5):
+        told.take(row(step, 10.0 * step))
+    late = row(2, 25.0)
+    told.miss(late)
+    told.take(row(5, 50.0))
+    again = Acknowledged(told.tellings, [Span.of(span.as_list()) for span in told.spans])
+    again.begin(Telling())
+    assert [True] * 6 == [again.knows(row(step, 10.0 * step)) for step in range(6)]
+    assert not again.knows(late)
+
+
+def test_what_was_told_to_the_run_before_is_known_and_not_shown() -> None:
+    """Of the run that goes on nothing is told again, and the new one does not hold it, whatever follows."""
+    told = begun()
+    for step in range(3):
+        told.take(row(step, 10.0 * step))
+    told.miss(row(1, 25.0))
+    new = told.elsewhere()
+    assert [True, False] == [some.holds(row(1, 10.0)) for some in (told, new)]
+    new.take(row(3, 30.0))
+    again = Acknowledged(
+        [Telling.of(telling.as_dict()) for telling in new.tellings],
+        [Span.of(span.as_list()) for span in new.spans],
+    )
+    again.begin(Telling())
+    assert [True] * 4 == [again.passes(row(step, 10.0 * step)) for step in range(4)]
+    again.take(row(4, 40.0))
+    assert [False, False, False, True, True] == [again.holds(row(step, 10.0 * step)) for step in range(5)]
+    assert not again.knows(row(1, 25.0))
 
 
 class Commit(NamedTuple):
@@ -109,7 +144,7 @@ COMMITS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1), KEYS), max_s
 )
 SESSIONS = st.lists(
     st.tuples(
-        st.sampled_from(["live", "replay"]),
+        st.sampled_from(["live", "replay", "follow"]),
         st.sampled_from(["", "", "a", "b"]),  # which keys
         st.integers(0, 12),  # since
         st.sets(st.integers(0, 12)),  # refused or lost
@@ -121,16 +156,19 @@ SESSIONS = st.lists(
 
 @given(COMMITS, SESSIONS)
 def test_it_never_says_more_than_was_told(commits: list[Commit], sessions: list[tuple]) -> None:
-    """Live in the order of time, replayed in that of steps, whatever was lost: known is what was told.
+    """Live in the order of time, replayed in that of steps, followed as it comes: known is what was told.
 
-    The target takes ascending steps only; after each session it may turn out to hold less.
+    Whatever was lost. The target takes ascending steps only; after each session it may turn out to hold less.
     """
     told, truth = Acknowledged(), dict[Commit, set[str]]()
     for kind, chosen, since, lost, last in sessions:
         told.begin(Telling(chosen))
         seen = [commit for commit in commits if commit.step >= since and commit.row(chosen).metrics]
+        before = told.copy()
         if kind == "replay":
             seen.sort()
+        elif kind == "follow":  # several processes, of which one is a little behind
+            seen.sort(key=lambda commit: (commit.time // 3, -commit.time))
         top = max((commit.step for commit in truth), default=-1)
         steps: list[list[Commit]] = []
         for commit in seen:
@@ -139,17 +177,17 @@ def test_it_never_says_more_than_was_told(commits: list[Commit], sessions: list[
                 top = commit.step
             elif steps and steps[-1][0].step == commit.step:  # merged into the step that is open
                 steps[-1].append(commit)
-            elif kind == "live" or not told.passes(commit.row(chosen)):
+            elif kind == "live" or not (before if kind == "follow" else told).passes(commit.row(chosen)):
                 told.miss(commit.row(chosen))
         for group in steps:
             parts = [commit.row(chosen) for commit in group]
-            newest = {commit.attempt: commit.time for commit in group}
-            merged = Row(group[0].step, {k: 0.0 for p in parts for k in p.metrics}, parts[0].time, newest)
+            times = newest(*(part.commits for part in parts))
+            merged = Row(group[0].step, {k: 0.0 for p in parts for k in p.metrics}, parts[0].time, times)
             if merged.step in lost:
                 told.miss(merged)
                 continue
             told.take(merged)
-            assert all(map(told.knows, parts))
+            assert kind == "follow" or all(map(told.knows, parts))
             for commit, part in zip(group, parts, strict=True):
                 truth.setdefault(commit, set()).update(part.metrics)
         told.cut(last)

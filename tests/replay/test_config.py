@@ -265,6 +265,7 @@ def test_yaml_is_read_with_dotted_overrides(tmp_path: Path) -> None:
     ("text", "overrides", "said"),
     [
         ("a: 1\n", [], r"expected the key stats_logger, got \['a'\]"),
+        ("- a: 1\n", [], "expected a YAML file with the key stats_logger, got "),
         ("stats_logger: {wandb: {mod: x}}\n", [], "expected stats_logger.wandb with mode.*got mod"),
         ("stats_logger: {trial: x}\n", [], "expected stats_logger with experiment_name.*got trial"),
         (

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def test_a_cursor_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     """Steps beyond 32 bits, times per attempt, the target's own id."""
-    cursor = Cursor("trackio", "p/r", refused={3, 4, 5, 9}, unsure={2}, run_id="abc")
+    cursor = Cursor("trackio", "p/r", refused={3, 4, 5, 9}, run_id="abc")
     cursor.told.begin(Telling("a/*", "p99", "a = b"))
     for attempt, step in ((0, 7), (1, 2**31 + 5)):
         cursor.took(Row(step, {"b/p99": 1.0}, 1000.25, {attempt: 2000.5}))
+    assert cursor.tries(Row(3, {"b/p99": 1.0}, 3000.0, {2: 3000.0}))
     CursorFile(tmp_path / "cursors", "trackio", "p/r").save(cursor)
     assert cursor == CursorFile(tmp_path / "cursors", "trackio", "p/r").load()
 
@@ -107,11 +108,41 @@ def test_a_lineage_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest
     assert "b: a later replay goes on with the first run, not with a-2" in caplog.text
 
 
-def test_what_was_told_when_a_kill_came_is_known() -> None:
-    """A step that the target holds above what was acknowledged was taken; one below it is as it was noted."""
+def killed() -> Cursor:
+    """Return a cursor that was told steps 0 to 3 when a kill came over 4."""
     cursor = Cursor("b", "t")
-    cursor.took(Row(3, {"a": 1.0}, 10.0, {0: 10.0}))
-    late = Row(4, {"a": 2.0}, 11.0, {0: 11.0})
-    assert (True, False, False) == tuple(cursor.knows(late, last=last) for last in (4, 5, None))
-    cursor.took(late)
-    assert not cursor.knows(Row(4, {"a": 3.0}, 12.0, {1: 12.0}), last=4)
+    for step in range(4):
+        cursor.took(row(step))
+    assert not cursor.tries(row(4))
+    return cursor
+
+
+def row(step: int, attempt: int = 0, behind: float = 0.0) -> Row:
+    return Row(step, {"a": 1.0}, 10.0 * step + behind, {attempt: 10.0 * step + behind})
+
+
+@pytest.mark.parametrize(("last", "known"), [(3, 4), (4, 5), (5, 4), (1, 2)])
+def test_what_was_on_its_way_when_a_kill_came_is_there_if_the_target_ends_on_it(
+    last: int, known: int
+) -> None:
+    """That very commit: not one of another attempt, nor a late one of its step."""
+    cursor = killed()
+    cursor.settle(last, completes=False)
+    assert [step < known for step in range(6)] == [cursor.knows(row(step)) for step in range(6)]
+    assert not cursor.knows(row(4, attempt=1))
+    assert not cursor.knows(row(4, behind=1.0))
+    assert min(last, 4) == cursor.last_step or last == 5
+
+
+@pytest.mark.parametrize("last", [2, 3, 4])
+def test_what_a_target_ends_on_is_completed_by_the_same_commit_alone(last: int) -> None:
+    """Told again is what was told, or on its way; others of the step are barred, those above are not."""
+    cursor = killed()
+    cursor.settle(last, completes=True)
+    assert [step < last for step in range(5)] == [cursor.knows(row(step)) for step in range(5)]
+    bars = [cursor.bars(some, completes=True) for some in (row(last), row(last, 1), row(last, 0, 50.0))]
+    assert [False, True, True, False] == [*bars, cursor.bars(row(last + 1, 1), completes=True)]
+    assert cursor.holds(row(last))
+    cursor.took(row(last))
+    cursor.settle(last, completes=True)
+    assert cursor.bars(row(last, 1), completes=True) or cursor.again is None

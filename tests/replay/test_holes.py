@@ -360,6 +360,7 @@ def test_an_offline_file_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
 TRAINING = """
 import os, signal, sys, time
 from pathlib import PosixPath
+import tests.patience
 from replay import StatsLogger, StatsLoggerConfig, open_backend
 run, backend, options, (first, last, dies) = *sys.argv[1:3], eval(sys.argv[3]), map(int, sys.argv[4:7])
 log = StatsLogger(StatsLoggerConfig("exp", "t0", run), backends=[open_backend(backend, **options)], run=run)

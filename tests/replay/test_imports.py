@@ -128,6 +128,29 @@ def test_what_is_no_number_or_no_step_is_counted(tmp_path: Path) -> None:
     assert [(0, "v", math.inf), (4, "tensor", 0.1)] == [p[:3] for p in points(tmp_path / "run")]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"dtype": "DT_INVALID"},
+        {"dtype": "DT_DOUBLE"},
+        {"dtype": "DT_DOUBLE", "double_val": [1.0, 2.0]},
+        {"dtype": "DT_COMPLEX128", "dcomplex_val": [1.0, 2.0]},
+    ],
+    ids=["of no type", "empty", "two", "complex"],
+)
+def test_a_tensor_that_is_no_number_is_left_out(tmp_path: Path, odd: dict[str, object]) -> None:
+    """A scalar's shape may hold what no number is: it is named, and all else comes."""
+    pb, summary, tensor = proto("event"), proto("summary").Summary, proto("tensor").TensorProto
+    path = events(tmp_path / "a.tfevents", [(0, 1.0, {"v": 2.0})])
+    value = summary.Value(tag="odd", tensor=tensor(**odd))
+    with path.open("ab") as file:
+        event = pb.Event(step=1, wall_time=3.0, summary=summary(value=[value]))
+        file.write(framed(event.SerializeToString()))
+    imported = import_history(path, tmp_path / "run")
+    assert ({"odd": 1}, 0) == (imported.left_out, imported.refused)
+    assert [(0, "v", 2.0)] == [p[:3] for p in points(tmp_path / "run")]
+
+
 def test_a_damaged_event_costs_only_itself(tmp_path: Path) -> None:
     """A flipped byte within one event leaves the others; one in a length ends the file, and both are said."""
     path = events(tmp_path / "a.tfevents", [(s, 1.0, {"v": float(s)}) for s in range(4)])

@@ -17,6 +17,7 @@ import torch
 
 import eventlog
 from aggregator import open_run
+from aggregator.evaluation import Evaluator, EvaluatorConfig
 from eventlog.errors import (
     BackendMissingError,
     ConfigError,
@@ -318,17 +319,28 @@ def test_a_step_on_another_scale_is_withheld_and_named(tmp_path: Path, caplog) -
     assert [1000, 4000] == [step for step, _, _ in metrics(run_of(tmp_path))]
 
 
-def test_logged_every_tenth_step_a_resumed_run_goes_on_by_the_same_rule(tmp_path: Path) -> None:
-    """Steps are absolute: every tenth is the same before and after a resume (report a18)."""
-    mine = MemoryBackend(strict=True)
-    for first, last in ((0, 80), (80, 120)):
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_resumed_run_evaluates_by_the_same_rule(tmp_path: Path, restored: bool) -> None:
+    """Stopped at 79 and resumed: every tenth step is evaluated and committed, none shifts (report a18)."""
+    mine, spec = MemoryBackend(strict=True), SimpleNamespace(**vars(SPEC) | {"steps_per_epoch": 1000})
+    state: dict[str, Any] = {}
+    for steps in (range(80), range(80, 120)):
         with logger(tmp_path, backends=[mine]) as log:
-            if first:
-                log.load_state_dict({"last_commit_step": first - 1})
-            for step in range(first, last):
-                if step % 10 == 9:
-                    log.commit(0, step, step, {"v": 1.0})
-    assert list(range(9, 120, 10)) == [step for step, _, _ in mine.rows]
+            evaluator = Evaluator(EvaluatorConfig(freq_steps=10), spec)
+            if state:
+                log.load_state_dict(state["logger"])
+            if state and restored:
+                evaluator.load_state_dict(state["evaluator"])
+            evaluator.before_train(lambda: pytest.fail("evaluated once more"), global_step=steps[0] - 1)
+            for step in steps:
+                found = evaluator.evaluate(lambda step=step: {"accuracy": float(step)}, 0, step, step)
+                log.commit(0, step, step, {"loss": 1.0} | (found or {}))
+            state = {"logger": log.state_dict(), "evaluator": evaluator.state_dict()}
+    expected = {step: float(step) for step in range(9, 120, 10)}
+    assert expected == {step: row["accuracy"] for step, row, _ in mine.rows if "accuracy" in row}
+    with open_run(run_of(tmp_path)) as run:
+        rows = run.metrics(["accuracy"]).to_pylist()
+    assert expected == {row["step"]: row["value"] for row in rows}
 
 
 def test_a_failing_backend_never_reaches_the_training(

@@ -27,7 +27,7 @@ def config(**sections):
 
 
 def test_a_logger_and_its_backends_stay_where_they_began(here):
-    """Below a relative fileroot, and in a relative TensorBoard path, everything lies together (report h4)."""
+    """Below a relative fileroot, and in a relative TensorBoard path, everything lies together."""
     steps = SimpleNamespace(total_train_epochs=1, steps_per_epoch=3, total_train_steps=3)
     logger = StatsLogger(config(tensorboard=SimpleNamespace(path="tb")), steps)
     os.chdir("job")
@@ -44,7 +44,7 @@ def test_a_logger_and_its_backends_stay_where_they_began(here):
 
 
 def test_a_replay_writes_where_it_was_told_to(here):
-    """A target that was named by a relative path is where that meant it to be (report h4)."""
+    """A target that was named by a relative path is where that meant it to be."""
     log = eventlog.start("run")
     log.claim_attempt()
     assert log.commit(0, 0, 0, [{"x": 1.0}])

@@ -127,6 +127,16 @@ def test_replaying_again_sends_nothing(tmp_path: Path) -> None:
     assert 21 == len(mine.rows)
 
 
+def test_a_run_that_has_lost_its_manifest_is_not_told_twice(tmp_path: Path) -> None:
+    """Without run.json a run is known by its segments: what targets hold is its own, nothing is sent."""
+    run = crashed(tmp_path / "run")
+    play(run, [open_backend("tensorboard"), open_backend("wandb", mode="offline")])
+    (run / "run.json").unlink()
+    reports = play(run, [open_backend("tensorboard"), open_backend("wandb", mode="offline")])
+    assert [(0, 21)] * 2 == [(report.sent, report.skipped) for report in reports]
+    assert {1} == {report.damaged for report in reports}
+
+
 def test_only_the_tail_is_told(tmp_path: Path) -> None:
     """100 steps to a recording target; again: no call; 20 more: 20 calls (report b3)."""
     build(tmp_path / "a", (range(100), value))
@@ -230,11 +240,18 @@ def test_the_target_knows_better_than_the_cursor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tell", [play, follow])
 def test_a_step_that_was_told_when_the_kill_came_is_no_late_one(tmp_path: Path, tell: Any) -> None:
     """Told, but not acknowledged: the target has the step, and nothing is withheld, now or later (b5)."""
+
+    class Killed(Lasting):
+        def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
+            super().log(step, metrics, time)
+            if step == 4:
+                raise KeyboardInterrupt
+
     run = build(tmp_path / "run", (range(6), value))
     RunDir.open(run).end_attempt(0, "finished")
     rows: Rows = []
-    play(run, [Lasting(rows)], until=3)
-    rows.append((4, value(4), 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        play(run, [Killed(rows)])
     for until, sent, skipped in ((4, 0, 5), (None, 1, 5), (None, 0, 6)):
         (report,) = tell(run, [Lasting(rows)], until=until)
         assert (sent, skipped, 0) == (report.sent, report.skipped, report.withheld)
@@ -328,6 +345,48 @@ def test_what_cannot_be_recomputed_is_counted_and_named(
     play(tmp_path / "run", [open_backend("tensorboard", path=place)])
     (report,) = play(tmp_path / "run", [open_backend("tensorboard", path=place)], source="recomputed")
     assert (0, "") == (report.kept, report.kept_steps)
+
+
+def test_what_lacks_a_rank_is_counted_as_partial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers of a part of the ranks are told, counted and named; statistics too."""
+    with RunBuilder(tmp_path / "run") as run:
+        leader = run.producer("actor", 0, world="w", world_size=2, attempt=0)
+        run.attempt(0, leader=leader)
+        for step in range(2):
+            leader.tracker().scalar({"reward": 1.0})
+            leader.drain(time=step)
+            leader.note_export(f"g:{step}", members=(0, 1), time=step)
+            leader.commit(step, {"reward": 2.0}, time=step, leader=True)
+    mine = MemoryBackend()
+    (report,) = play(tmp_path / "run", [mine], source="recomputed")
+    assert ([{"reward": 1.0}] * 2, 2, False) == (
+        [row for _, row, _ in mine.rows],
+        report.partial,
+        report.complete,
+    )
+    assert "lacks records of 2 metrics, they are told of what is left: reward (steps 0-1)" in caplog.text
+    assert "actor-1 took part in exports of steps 0-1" in report.problems[0]
+    (report,) = play(tmp_path / "run", [MemoryBackend()])
+    assert 0 == report.partial
+    (report,) = play(tmp_path / "run", [MemoryBackend()], stats=["p50", "histogram"])
+    assert 4 == report.partial
+
+
+def test_commits_that_are_lost_are_counted(tmp_path: Path) -> None:
+    """What they held is not told; what a later attempt tells again is not lost."""
+    with RunBuilder(tmp_path / "run") as run:
+        for attempt, steps in enumerate([(0, 3, 4, 7), (4, 5)]):
+            start = 100 * attempt
+            leader = run.producer("actor", attempt=attempt, started=start)
+            run.attempt(
+                attempt, leader=leader, started=start, resume_step=4 if attempt else None, outcome="finished"
+            )
+            for step in steps:
+                leader.commits = step if attempt == 0 else leader.commits
+                leader.commit(step, {"x": 1.0}, time=start + step, leader=True)
+    told = ("actor-0: commits 1 to 2 of attempt 0, after step 0 and before step 3",)
+    (report,) = play(tmp_path / "run", [MemoryBackend()])
+    assert (2, told, False) == (report.lost, report.losses, report.complete)
 
 
 def test_values_that_are_no_numbers_are_told(tmp_path: Path) -> None:

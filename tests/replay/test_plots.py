@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -14,9 +15,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from eventlog.errors import BackendMissingError, QueryError
 from replay.plots import PALETTES, bands, curves, differences, heatmap, radar, results, save, scores, smoothed
+from replay.plots.canvas import MOST_ENTRIES
+from replay.plots.lettering import fitted, packed, width
 from replay.plots.radar import DEFINITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -213,16 +218,40 @@ def test_members_are_a_mean_within_a_band() -> None:
 
 
 def test_reads_out_how_far_runs_are_apart() -> None:
-    """The difference to the first run is the mean over the steps both have, where that can be said."""
+    """How far a run is from the first is said of the steps both have a finite value of, as sums."""
     first = [(0, "k", 2.0), (1, "k", 0.0), (2, "k", math.nan), (3, "k", -4.0)]
     other = [(0, "k", 3.0), (1, "k", 9.0), (2, "k", 9.0), (3, "k", -3.0), (4, "k", 1.0)]
     table = metrics([*first, *other, (9, "k", 1.0)], ["a"] * 4 + ["b"] * 5 + ["c"])
     assert [
-        {"key": "k", "run": "b", "relative_to": "a", "difference": (1 / 2 + 1 / 4) / 2, "steps": 2},
+        {"key": "k", "run": "b", "relative_to": "a", "difference": (1 + 9 + 1) / (2 + 0 + 4), "steps": 3},
         {"key": "k", "run": "c", "relative_to": "a", "difference": None, "steps": 0},
     ] == differences(table).to_pylist()
     (axis,) = curves(table, compare=True).axes
-    assert ["relative to a:\nb: +37.5%\nc: no common steps"] == [text.get_text() for text in axis.texts]
+    assert (
+        "step (1 not finite: not drawn)\nrelative to a:\nb: +183.3%\nc: no common steps" == axis.get_xlabel()
+    )
+
+
+def test_a_step_at_which_the_first_run_is_next_to_nothing_does_not_outweigh_the_others() -> None:
+    """A run that is 40 % below at all steps but the first, where both are small, is read out as below."""
+    first, other = [0.001] + [0.5] * 19, [0.1] + [0.3] * 19
+    rows = [(step, "reward", value) for values in (first, other) for step, value in enumerate(values)]
+    (row,) = differences(metrics(rows, ["a"] * 20 + ["b"] * 20)).to_pylist()
+    assert (sum(other) - sum(first)) / sum(first) == pytest.approx(row["difference"])
+    assert -0.4 < row["difference"] < -0.35
+
+
+def test_only_so_many_differences_are_read_out() -> None:
+    """Of many runs the first are read out and the rest is counted; the panel keeps its height."""
+    runs = [f"run {i:02}" for i in range(12)]
+    table = metrics(
+        [(step, "k", 1.0) for _ in runs for step in (0, 1)], [run for run in runs for _ in (0, 1)]
+    )
+    figure = curves(table, compare=True)
+    told = figure.axes[0].get_xlabel().splitlines()
+    assert ["relative to run 00:", "run 01: +0.0%"] == told[1:3]
+    assert ["run 08: +0.0%", "and 3 more"] == told[-2:]
+    assert figure.get_figheight() > curves(table).get_figheight() + 1
 
 
 def test_a_difference_says_to_which_run_it_is() -> None:
@@ -233,7 +262,8 @@ def test_a_difference_says_to_which_run_it_is() -> None:
     }
     assert {"k": ("b", "c", 1), "x": ("a", "b", 0)} == said
     huge = metrics([(0, "k", 1e-300), (0, "k", 1e300), (1, "k", 1.7e308), (1, "k", -1.7e308)], ["a", "b"] * 2)
-    assert [(None, 0)] == [(row["difference"], row["steps"]) for row in differences(huge).to_pylist()]
+    assert [(None, 2)] == [(row["difference"], row["steps"]) for row in differences(huge).to_pylist()]
+    assert "b: no number" == curves(huge, compare=True).axes[0].get_xlabel().splitlines()[-1]
 
 
 def test_bands_are_what_is_drawn_of_members() -> None:
@@ -395,10 +425,78 @@ def test_radar_refuses_what_cannot_be_compared(rows: list[tuple[str, str, float]
         radar(table)
 
 
+def test_what_rounding_leaves_is_no_difference() -> None:
+    """Two runs that rise by the same amount each step are equally stable, whatever their last bits say."""
+    rows = [(step, "r", 0.1 * step + more) for more in (0.0, 1.0) for step in range(20)]
+    table = scores(metrics(rows, ["a"] * 20 + ["b"] * 20))
+    assert [0.0, 0.0] == [row["value"] for row in table.to_pylist() if row["dimension"] == "stability"]
+    names = ["reward", "efficiency", "stability"]
+    nearly = [(run, name, value) for run, value in (("a", 1.0), ("b", 1.0 + 4e-16)) for name in names]
+    table = pa.table(dict(zip(("run", "dimension", "value"), zip(*nearly, strict=True), strict=True)))
+    assert [[1.0] * 3] * 2 == [line.get_ydata()[:3].tolist() for line in radar(table).axes[0].get_lines()]
+
+
+def test_an_infinite_score_is_the_best_or_the_worst() -> None:
+    """A spread that overflowed is the worst of its spoke, and the others keep their corners."""
+    rows = [("a", "reward", 1.0), ("a", "efficiency", 1.0), ("a", "stability", math.inf)]
+    rows += [("b", "reward", 2.0), ("b", "efficiency", 3.0), ("b", "stability", 1.0)]
+    table = pa.table(dict(zip(("run", "dimension", "value"), zip(*rows, strict=True), strict=True)))
+    (axis,) = radar(table).axes
+    radii = [line.get_ydata()[:3].tolist() for line in axis.get_lines()]
+    assert [[0.25, 0.25, 0.25], [1.0, 1.0, 1.0]] == radii
+
+
+def inside(figure: Figure) -> bool:
+    """Whether everything that is drawn lies on the sheet."""
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        canvas.draw()
+        box = figure.get_tightbbox(canvas.get_renderer())
+    wide, high = figure.get_size_inches()
+    return min(box.x0, box.y0) > -0.02 and box.x1 < wide + 0.02 and box.y1 < high + 0.02
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"run number {i:02}" for i in range(60)], ["W" * 300, "b"], ["名" * 145, "b", "c"]],
+    ids=["sixty", "long", "wide"],
+)
+def test_a_legend_of_any_size_leaves_the_panel_its_height(names: list[str]) -> None:
+    """However many and long the names are: the panel is as high as for one, and nothing is cut off."""
+    rows = [(step, "k", 1.0 * step) for _ in names for step in (0, 1)]
+    figure = curves(metrics(rows, [name for name in names for _ in (0, 1)]), compare=True)
+    assert inside(figure)
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(told) == min(len(names), MOST_ENTRIES + 1)
+    assert (len(names) > MOST_ENTRIES) == (told[-1] == f"and {len(names) - MOST_ENTRIES} more")
+    height = figure.axes[0].get_window_extent().height
+    assert height > 0.9 * 120 * 2.4  # dots
+
+
+def test_the_names_of_many_tasks_break_between_tasks() -> None:
+    """The list of a heat map's tasks stands below the panel, no name is torn from its number."""
+    names = [f"task_number_{i:02}_with_a_long_name" for i in range(40)]
+    rows = [{"task": name, "accuracy": 0.1 * i, "length": 1.0 * i} for i, name in enumerate(names)]
+    figure = heatmap(pa.Table.from_pylist(rows))
+    assert inside(figure)
+    lines = figure.get_supxlabel().splitlines()
+    assert ("and 10 more without a mark", 15) == (lines[-1], len(lines) - 1)
+    assert all(line.removeprefix("means: ")[0].isdecimal() for line in lines[:-1])
+
+
+@given(st.lists(st.text("abcW_ 名", min_size=1, max_size=60), min_size=1, max_size=8))
+def test_packed_lines_hold_every_text_in_order(texts: list[str]) -> None:
+    """Lines are as wide as is allowed, and together say all texts that fit."""
+    lines = packed(texts, 3.0, 9)
+    assert " · ".join(fitted(text, 3.0, 9) for text in texts) == " · ".join(lines)
+    assert all(width(line, 9) <= 3.0 for line in lines)
+
+
 def test_long_names_are_cut_in_the_middle() -> None:
     """Titles and legends of any length fit; the ends of a name, which tell names apart, stay."""
     name = "a" * 100 + "/" + "b" * 100
     figure = curves(metrics([(0, name, 1.0), (1, name, 2.0)] * 2, [name + "1"] * 2 + [name + "2"] * 2))
     (title,) = [axis.get_title(loc="left") for axis in figure.axes]
-    assert (46, "a", "b", 1) == (len(title) + 1, title[0], title[-1], title.count("…"))
+    assert (True, "a", "b", 1) == (len(title) < 60, title[0], title[-1], title.count("…"))
     assert ["1", "2"] == [text.get_text()[-1] for text in figure.legends[0].get_texts()]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from aggregator import open_run
-from replay import open_backend, play
-from tests.replay.backend_contract import run_info
+from replay import MemoryBackend, play
 from tests.replay.committed import build, logger
-from tests.replay.readers import Rows, wandb_rows
+from tests.replay.readers import Rows
 from tests.replay.targets import SERVICES, TARGETS, Target
+from tests.replay.waiting import run_python
 
 
 def logged(run: Path, *, single: bool) -> Rows:
@@ -128,18 +128,31 @@ def test_a_resumed_process_goes_on_with_the_run_that_was_begun_anew(
     assert [first, second] == target.runs()
 
 
-def test_streams_do_not_move_each_others_step(tmp_path: Path) -> None:
-    """A monitor's thousand points, told to a run of its own, leave the training's steps (report a11)."""
-    train, monitor = (
-        open_backend("wandb", mode="offline", path=tmp_path / name, id=name) for name in ("train", "gpu")
-    )
-    for backend in (train, monitor):
-        backend.open(run_info(tmp_path))
-    for point in range(1000):
-        monitor.log(point, {"gpu": float(point)}, 1000.0 + point)
-        if point % 100 == 0:
-            train.log(point // 100, {"loss": 1.0}, 1000.0 + point)
-    monitor.close()
-    train.close()
-    assert list(range(10)) == [step for step, _, _ in wandb_rows(tmp_path / "train")]
-    assert list(range(1000)) == [step for step, _, _ in wandb_rows(tmp_path / "gpu")]
+MONITOR = """
+import sys
+import eventlog
+from aggregator import stats_tracker
+eventlog.start(sys.argv[1], role="gpu")
+for point in range(1000):
+    stats_tracker.get("gpu").scalar(util=float(point))
+eventlog.stop()
+"""
+
+
+def test_a_monitor_that_records_does_not_move_the_trainings_step(tmp_path: Path) -> None:
+    """Its thousand points, beside ten steps, lie in the log; a strict target is told the training's (a11)."""
+    run, target = tmp_path / "run", MemoryBackend(strict=True)
+    with logger(tmp_path, run=run) as log:
+        for step in range(20):
+            log.commit(0, step, step, {"loss": float(step)})
+            if step == 9:
+                done = run_python(MONITOR, run)
+                assert (0, "") == (done.returncode, done.stderr)
+                (report,) = play(run, [target])
+                assert (10, True) == (report.sent, report.complete)
+    (report,) = play(run, [target])
+    assert (10, 10, True) == (report.sent, report.skipped, report.complete)
+    assert [(step, {"loss": float(step)}) for step in range(20)] == [row[:2] for row in target.rows]
+    with open_run(run) as session:
+        found = session.sql("select count(*) as points from scalars where key = 'gpu/util'")
+    assert [{"points": 1000}] == found.to_pylist()

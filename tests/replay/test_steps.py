@@ -80,6 +80,24 @@ def test_nothing_is_told_again_to_a_target_that_holds_steps(commits: list, last:
     assert gate.withheld >= sum(step <= last for step, _ in commits)
 
 
+@given(COMMITS, ORDERS, st.sets(st.integers(0, 24)))
+def test_what_is_barred_is_withheld_and_nothing_else_is_for_it(
+    commits: list, order: Order, barred: set[int]
+) -> None:
+    """As if it had not come: the others' rows are the same, and it is counted and named."""
+    gate, other = (Gate(order, bars=bars) for bars in (lambda row: row.time in barred, None))
+    told = [commit for number, commit in enumerate(commits) if number not in barred]
+    before = [(row.step, row.metrics) for row in through(other, told)]
+    after: list[Row] = []
+    for number, (step, metrics) in enumerate(commits):
+        row = Row(step, metrics, float(number), {0: float(number)})
+        assert number not in barred or not gate.takes(row)
+        after += gate.put(row) if number not in barred else []
+    assert before == [(row.step, row.metrics) for row in after + gate.close()]
+    gate.put(Row(7, {"a": 1.0}, 0.0))
+    assert (0 in barred) == (7 in gate.withheld_steps)
+
+
 @given(COMMITS)
 def test_a_row_has_the_time_of_its_first_commit_and_names_its_newest(commits: list) -> None:
     """Merging keeps the first time as the row's and the newest per attempt as what is acknowledged."""

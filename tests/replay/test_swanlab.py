@@ -182,6 +182,35 @@ def test_trouble_in_uploading_is_bounded_and_said(
     assert kind is caught.type
 
 
+def test_an_experiment_that_was_told_another_run_is_refused(server: SwanlabServer, tmp_path: Path) -> None:
+    """Two run directories of one name are not one experiment: the second says so, before anything is sent."""
+    runs = [
+        build(tmp_path / place / "train", (range(3), lambda step, more=more: {"v": step + more}))
+        for place, more in (("a", 0.0), ("b", 100.0))
+    ]
+    (report,) = play(runs[0], [cloud(tmp_path)])
+    assert (3, True) == (report.sent, report.complete)
+    with pytest.raises(ConfigError, match="expected a run of swanlab that nothing but this run was told"):
+        play(runs[1], [cloud(tmp_path)])
+    assert [(step, {"v": float(step)}) for step in range(3)] == [r[:2] for r in server.rows(tmp_path.name)]
+    (report,) = play(runs[0], [cloud(tmp_path)])
+    assert (0, 3, True) == (report.sent, report.skipped, report.complete)
+
+
+@pytest.mark.parametrize("status", [408, 429])
+def test_a_server_that_asks_for_patience_gets_the_rows_later(
+    server: SwanlabServer, tmp_path: Path, status: int
+) -> None:
+    """A rate limit is no refusal: what it turned away is sent again, each row once."""
+    backend = cloud(tmp_path)
+    backend.open(run_info(tmp_path))
+    server.trouble.append(Trouble("POST /api/house/metrics", status, times=1))
+    for step in range(3):
+        backend.log(step, {"a": float(step)}, 1000.0 + step)
+    backend.close()
+    assert [(step, {"a": float(step)}, 1000.0 + step) for step in range(3)] == server.rows(tmp_path.name)
+
+
 def test_a_target_that_refuses_is_given_up_while_running(server: SwanlabServer, tmp_path: Path) -> None:
     """Once the server has refused rows, the next call raises: a deleted experiment is noticed (report b4)."""
     backend = cloud(tmp_path)
@@ -189,7 +218,7 @@ def test_a_target_that_refuses_is_given_up_while_running(server: SwanlabServer, 
     del server.experiments[tmp_path.name]
 
     def go_on() -> None:
-        for step in range(1000):
+        for step in range(4000):
             backend.log(step, {"a": 1.0}, 1000.0)
             time.sleep(0.02)
 

@@ -263,12 +263,29 @@ def test_a_service_that_is_lost_ends_its_own_part_alone(target: Target, tmp_path
     assert list(range(10)) == [step for step, _, _ in mine.rows]
 
 
+class Looked(threading.Event):
+    """A stop signal that says when it is waited for: all there was at the last look is handed on then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_for.set()
+        return super().wait(timeout)
+
+
 class Interrupting(Lasting):
-    """Presses Ctrl-C at a step."""
+    """Presses Ctrl-C at a step, once the run was looked at."""
+
+    def __init__(self, rows: Rows, looked: Looked) -> None:
+        super().__init__(rows)
+        self.looked = looked
 
     def log(self, step: int, metrics: Mapping[str, float], time: float) -> None:
         super().log(step, metrics, time)
         if step == 7:
+            assert self.looked.waited_for.wait(60)
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -276,7 +293,8 @@ def test_an_interrupt_ends_it_with_everything_told_remembered(tmp_path: Path) ->
     """Ctrl-C finishes what was read and returns the reports; following again tells only the rest."""
     run = build(tmp_path / "run", (range(12), value))  # not finished: without the interrupt it would wait
     rows: Rows = []
-    (report,) = follow(run, [Interrupting(rows)], **FAST)
+    looked = Looked()
+    (report,) = follow(run, [Interrupting(rows, looked)], **FAST, stop=looked)
     assert (12, 0) == (report.sent, report.skipped)
     (report,) = follow(finished(run), [Lasting(rows)], **FAST)
     assert (0, 12) == (report.sent, report.skipped)
@@ -351,6 +369,16 @@ def test_a_part_can_be_followed_under_other_names(tmp_path: Path) -> None:
     once = MemoryBackend()
     follow(run, [once], keys=iter(["a/*"]), rename=iter([("^a/", "c/")]), **FAST)
     assert {"c/x", "c/y"} == {name for _, found in steps(once.rows) for name in found}
+
+
+def test_brackets_in_a_key_are_themselves(tmp_path: Path) -> None:
+    """The key of a layer selects that layer, not one that a class of characters would mean."""
+    keys = ("layers[0]/g", "layers0/g", "layers[0]/w")
+    run = finished(build(tmp_path / "run", (range(2), lambda step: dict.fromkeys(keys, float(step)))))
+    for selection, expected in (("layers[0]/g", keys[:1]), ("layers[0]/*", keys[::2])):
+        mine = MemoryBackend()
+        follow(run, [mine], keys=selection, **FAST)
+        assert [(step, dict.fromkeys(expected, float(step))) for step in range(2)] == steps(mine.rows)
 
 
 def test_one_backend_that_fails_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
@@ -519,6 +547,7 @@ def test_a_late_evaluation_is_told_without_holding_up_the_training(tmp_path: Pat
 TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
+import tests.patience
 from replay import StatsLogger, StatsLoggerConfig
 from aggregator import stats_tracker
 place, first, last, dies = Path(sys.argv[1]), *map(int, sys.argv[2:5])

@@ -5,10 +5,18 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from replay import version_info
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give git the time that it takes on a busy machine."""
+    monkeypatch.setattr("replay.version._SECONDS", 60.0)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -104,17 +104,18 @@ def test_the_run_is_named_and_described(server: WandbServer, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_an_archive_that_cannot_be_written_can_be_told(server: WandbServer, tmp_path: Path) -> None:
+def test_an_archive_that_cannot_be_written_can_be_told(
+    server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without RUN/live wandb's own files lie in a passing place, of which nothing stays (report b13)."""
     run = build(tmp_path / "run", (range(5), lambda step: {"v": float(step)}))
     (run / "live").write_text("a file, as good as a read-only directory")
-    before, passing = (
-        set(Path(gettempdir()).glob("areal-metrics-*")),
-        open_backend("wandb", mode="online", id="ro", api_key=KEY, base_url=server.url, timeout=20.0),
-    )
-    (report,) = play(run, [passing], cursors=tmp_path / "cursors")
-    assert 5 == report.sent == len(server.rows("ro"))
-    assert before == set(Path(gettempdir()).glob("areal-metrics-*"))
+    with TemporaryDirectory() as own:  # others make such places, too
+        monkeypatch.setattr("tempfile.tempdir", own)
+        options = {"mode": "online", "id": "ro", "api_key": KEY, "base_url": server.url, "timeout": 60.0}
+        (report,) = play(run, [open_backend("wandb", **options)], cursors=tmp_path / "cursors")
+        assert 5 == report.sent == len(server.rows("ro"))
+        assert [] == list(Path(own).glob("areal-metrics-*"))
 
 
 def test_a_suffix_tells_directories_apart(tmp_path: Path) -> None:
@@ -216,7 +217,8 @@ def test_a_deleted_run_can_be_told_to_a_new_one(server: WandbServer, tmp_path: P
     run = build(tmp_path / "run", (range(5), lambda step: {"v": float(step)}))
     play(run, [online(server, tmp_path)])
     server.delete(tmp_path.name)
-    with pytest.raises(BackendGoneError, match="previously created and deleted"):
+    said = "^expected the run to be there, got one that was deleted: replay --new-run tells it anew: "
+    with pytest.raises(BackendGoneError, match=said):
         play(run, [online(server, tmp_path, timeout=PATIENCE)])
     for new, sent in ((True, 5), (False, 0)):
         (report,) = play(run, [online(server, tmp_path)], new_run=new)
