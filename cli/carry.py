@@ -56,7 +56,9 @@ def export(
             show_default=False,
         ),
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="One row a step, one column a key.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One row a step, one column a key (a key step: ~step).")
+    ] = False,
     source: SourceOption = Source.COMMITTED,
     since: Since = None,
     until: Until = None,
@@ -71,7 +73,10 @@ def export(
     Null (not logged) and NaN stay apart. A file that is there is replaced when the new one is whole.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit, spill) as session:
+    committed = view in ("metrics", "evaluations", "commits") and source is Source.COMMITTED
+    with opened(
+        run_dir, more, attempts, memory_limit, spill, committed=committed, since=since, until=until
+    ) as session:
         rows = session.export(
             out,
             patterns or None,
@@ -108,14 +113,15 @@ def merge(
     """Join runs that are one training into a new run.
 
     Where steps overlap the later run owns them, as after a restart; nothing is lost, and the runs stay as
-    they are. What trackers acknowledged is not taken over. Damage stays damage, in the new run too: exit
-    code 3.
+    they are. What trackers acknowledged is not taken over. Damage stays damage, and what is lost lost, in
+    the new run too: exit code 3.
     """
     from aggregator import merge_runs
 
     made = merge_runs(out, *runs, offsets=offsets or ())
     told = [{"run": one.path, "offset": one.offset, "attempts": list(one.attempts.values())} for one in made]
     render.document({"out": str(out), "runs": told}, as_json=as_json)
-    if problems := [problem for one in made for problem in one.problems]:
-        render.damaged(problems)
+    render.damaged(problem for one in made for problem in one.problems)
+    render.lost(line for one in made for line in one.losses)
+    if any(one.problems or one.losses for one in made):
         raise typer.Exit(3)

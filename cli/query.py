@@ -80,12 +80,19 @@ def opened(
     spill: Path | None = None,
     engine: EngineName | None = None,
     workers: int | None = None,
+    *,
+    committed: bool = False,
+    since: int | None = None,
+    until: int | None = None,
 ) -> Generator[Session]:
-    """Open one or several runs; whatever of them turned out damaged is told, and makes the exit code 3.
+    """Open one or several runs; what of them is damaged, or lost, is told, and makes the exit code 3.
 
-    The end of the block ends the command then: all that it does belongs into the block.
+    Lost of the records and commits, or for what is answered from the `committed` alone of these, from step
+    `since` to `until`; the answers themselves count the values that are not kept. The end of the block ends
+    the command then: all that it does belongs into the block.
     """
     from aggregator import open_run
+    from eventlog import losses, schema
 
     runs = (run_dir, *(more or ()))
     with open_run(
@@ -96,14 +103,19 @@ def opened(
         engine=engine and engine.value,
         workers=workers,
     ) as session:
+        other = None
         try:
             yield session
-        except typer.Exit:  # of another run, which is damaged too
-            render.damaged(session.problems)
-            raise
+        except typer.Exit as ended:  # of another run, which is damaged too
+            other = ended
+        streams = {schema.Stream.COMMITS} | (set() if committed else {schema.Stream.RECORDS})
+        lost = losses.lines(losses.concerning(session.losses, streams, since, until))
         problems = session.problems
-    if problems:
-        render.damaged(problems)
+    render.damaged(problems)
+    render.lost(lost)
+    if other is not None:
+        raise other
+    if problems or lost:
         raise typer.Exit(3)
 
 
@@ -134,7 +146,9 @@ def metrics(
     more: More = None,
     since: Since = None,
     until: Until = None,
-    wide: Annotated[bool, typer.Option("--wide", help="One row a step, one column a key.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One row a step, one column a key (a key step: ~step).")
+    ] = False,
     source: SourceOption = Source.COMMITTED,
     attempts: AttemptsOption = Attempts.LATEST,
     as_json: Json = False,
@@ -144,7 +158,8 @@ def metrics(
     Each step once: of a restarted run the attempt that owns the step.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts) as session:
+    committed = source is Source.COMMITTED
+    with opened(run_dir, more, attempts, committed=committed, since=since, until=until) as session:
         table = session.metrics(patterns or None, wide=wide, source=source.value, since=since, until=until)
         render.rows(table, as_json=as_json)
 
@@ -180,7 +195,9 @@ def percentiles(
     By step, unless --by says otherwise; from the values of all ranks.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
+    with opened(
+        run_dir, more, attempts, memory_limit, None, engine, workers, since=since, until=until
+    ) as session:
         asked = q or [0.5, 0.9, 0.99]
         answer = session.percentiles(
             _one(patterns), asked, by or ["step"], where=where, since=since, until=until
@@ -209,6 +226,9 @@ def reduce(
     ] = None,
     by: By = None,
     where: Where = None,
+    distinct: Annotated[
+        bool, typer.Option("--distinct", help="Of each sample id and step the lowest rank's first alone.")
+    ] = False,
     since: Since = None,
     until: Until = None,
     more: More = None,
@@ -223,9 +243,14 @@ def reduce(
     By step, unless --by says otherwise; of all that every rank recorded, or of what meets a condition.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
+    with opened(
+        run_dir, more, attempts, memory_limit, None, engine, workers, since=since, until=until
+    ) as session:
         asked = stats or ["avg"]
-        answer = session.reduce(_one(patterns), asked, by or ["step"], where=where, since=since, until=until)
+        bounds = {"since": since, "until": until}
+        answer = session.reduce(
+            _one(patterns), asked, by or ["step"], where=where, distinct=distinct, **bounds
+        )
         render.rows(answer, as_json=as_json)
 
 
@@ -250,7 +275,9 @@ def histogram(
     Of the whole run, unless --by says otherwise.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit, None, engine, workers) as session:
+    with opened(
+        run_dir, more, attempts, memory_limit, None, engine, workers, since=since, until=until
+    ) as session:
         answer = session.histogram(_one(patterns), bins, by or (), where=where, since=since, until=until)
         render.rows(answer, as_json=as_json)
 
@@ -274,7 +301,7 @@ def correlation(
     Of the whole run, unless --by says otherwise.
     """
     check_bounds(since, until)
-    with opened(run_dir, more, attempts, memory_limit) as session:
+    with opened(run_dir, more, attempts, memory_limit, since=since, until=until) as session:
         answer = session.correlation(key, other, by or (), where=where, since=since, until=until)
         render.rows(answer, as_json=as_json)
 

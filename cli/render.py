@@ -4,15 +4,17 @@ JSON is strict (RFC 8259). What it has no form for is a string: "NaN", "Infinity
 left to mean *absent*), times as ISO 8601 in UTC, bytes in base64. A table is one array with one row a line:
 it can be read as a whole or line by line.
 
-Names from a run are shown as they are: nothing in them is markup, an emoji code or a terminal sequence.
+Names from a run are shown as they are: nothing in them is markup, an emoji code or a terminal sequence, and
+what steers a terminal, turns the direction of a line or cannot be seen is spelled out.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
-import re
 import sys
+import unicodedata
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-__all__ = ["complain", "damaged", "document", "line", "live", "record", "rows", "say"]
+__all__ = ["complain", "damaged", "document", "line", "live", "lost", "record", "rows", "say"]
 
 Cells = list[str]
 
 _WIDE: Final = 1 << 20  # a row is a line: nothing is folded or cropped
 _MOST_TOLD: Final = 20
 _CHUNK: Final = 1000  # rows laid out at a time
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_STEERING: Final = frozenset({"Cc", "Cf", "Zl", "Zp"})  # control and format characters, ends of lines
 
 
 def rows(table: pa.Table, *, as_json: bool) -> None:
@@ -93,7 +95,7 @@ def say(message: str) -> None:
     """Tell the person at the terminal something, on stderr."""
     _take_all(sys.stderr)
     try:
-        print("\n".join(map(_printable, message.splitlines())), file=sys.stderr, flush=True)
+        print("\n".join(map(_printable, message.split("\n"))), file=sys.stderr, flush=True)
     except OSError:  # nobody listens: no reason to fail
         return
 
@@ -108,10 +110,19 @@ def damaged(problems: Iterable[str], listing: str | None = "verify --json") -> N
 
     Of many only the first, and the command that lists all; without one all.
     """
-    told = list(problems)
+    _enumerate("damaged", problems, listing)
+
+
+def lost(losses: Iterable[str]) -> None:
+    """Print what of a run never reached its log, a line for each process on stderr; of many the first."""
+    _enumerate("lost", losses, "info --json")
+
+
+def _enumerate(what: str, those: Iterable[str], listing: str | None) -> None:
+    told = list(those)
     most = len(told) if listing is None else _MOST_TOLD
-    for problem in told[:most]:
-        say(f"damaged: {problem}")
+    for one in told[:most]:
+        say(f"{what}: {one}")
     if more := told[most:]:
         say(f"… and {len(more)} more; {listing} lists all")
 
@@ -154,7 +165,10 @@ def _dumps(value: Any, indent: int | None = None) -> str:
     from aggregator import strict_json
 
     narrow = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
-    return strict_json(value, ascii_only=narrow, indent=indent)
+    text = strict_json(value, ascii_only=narrow, indent=indent)
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(each)[1:-1] if each != "\n" and _steers(each) else each for each in text)
 
 
 def _utc(value: datetime) -> datetime:
@@ -264,5 +278,11 @@ def _cell(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text with control characters spelled out: a name must not steer the terminal."""
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    """Return the text with what is not to be seen spelled out: a name must not steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each.encode("unicode_escape").decode() if _steers(each) else each for each in text)
+
+
+def _steers(character: str) -> bool:
+    return unicodedata.category(character) in _STEERING

@@ -156,13 +156,14 @@ def replay(
 
     The counts are of steps; that of folded of values: where a commit or a step gives a key several
     values, the last is told; that of untold of histograms a target cannot show; that of partial of
-    statistics whose values are not all kept, and of metrics that cannot be recomputed; that of
-    uncommitted of recorded windows, where a run committed nothing at all.
+    statistics whose values are not all kept, and of metrics that cannot be recomputed, or not of all
+    ranks; that of lost of commits (and recorded windows) that never reached the log; that of uncommitted
+    of recorded windows, where a run committed nothing at all.
 
     Of several runs each is told, whatever befalls another; a path given for a target gets a directory for
     each of them, and the exit code is 1 when one failed. Exit code 3 when the log is damaged, when a target
     refused steps, can no longer take them (withheld) or holds some that the log does not have (kept: they
-    stay), or when something is untold, partial or uncommitted.
+    stay), or when something is untold, partial, lost or uncommitted.
 
     With --follow a run need not have begun yet; offline files of wandb and swanlab are written at the end,
     and TensorBoard's lie in RUN_DIR/live/tensorboard. With --stat, too, a step is told --wait seconds after
@@ -315,6 +316,7 @@ def _tell(found: dict[str, list[Report]], *, as_json: bool) -> None:
     for name, reports in found.items():
         if reports:
             render.damaged(reports[0].problems)
+            render.lost(reports[0].losses)
         if reports and not any(getattr(report, what) for report in reports for what in _TOLD):
             _say_nothing(f"{name}: " if len(found) > 1 else "", reports[0].uncommitted)
     every = [report for reports in found.values() for report in reports]
@@ -369,7 +371,7 @@ def _table(found: dict[str, list[Report]], *, as_json: bool) -> pa.Table:
 
     from replay import Report
 
-    counts = [field.name for field in dataclasses.fields(Report)]
+    counts = [field.name for field in dataclasses.fields(Report) if field.name != "losses"]
     counts[counts.index("problems")] = "damaged"
     every = [report for reports in found.values() for report in reports]
     if not as_json:  # steps are said on stderr, a line each; of the rest only what there is

@@ -140,7 +140,7 @@ def info(
         if with_alerts:
             from aggregator.evaluation import alerts_of
 
-            described["alerts"] = [asdict(alert) for alert in alerts_of(session)]
+            described["alerts"] = [asdict(alert) for alert in alerts_of(session, progress=True)]
     render.document(described if as_json else _brief(described), as_json=as_json)
     if described["problems"] or described["losses"]:
         raise typer.Exit(3)

@@ -38,7 +38,7 @@ def compact(
 
     Every question uses it by itself and gives the same answer, sooner. A live run may be compacted again and
     again. The tables lie in RUN_DIR/tables and may be deleted, unless the sources were dropped. Exit code 3
-    when tables were damaged and had to be left unused.
+    when tables were damaged and had to be left unused, or when something of the run is damaged or lost.
     """
     from aggregator import compact as run
     from aggregator import progress_bar
@@ -46,6 +46,7 @@ def compact(
     with progress_bar("compact") as done:
         made = run(run_dir, drop_sources=drop_sources, engine=engine.value, workers=workers, done=done)
     render.document(asdict(made), as_json=as_json)
-    if made.problems:
+    if made.problems or made.losses:
         render.damaged(made.problems, listing="compact --json")
+        render.lost(made.losses)
         raise typer.Exit(3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -52,19 +51,24 @@ def watch(
     object. Ends when the runs have finished.
     """
     from aggregator import labels
+    from eventlog import losses
 
     boards = [_Board(name, path, keys or []) for name, path in zip(labels(run_dirs), run_dirs, strict=True)]
     try:
         if once and not as_json:
             for board in boards:
                 list(board.poll())
+            _check(boards)
             _table(boards)
         else:
             _watch(boards, every, once=once, as_json=as_json)
+            _check(boards)
     finally:
+        lost = losses.lines(lost for board in boards for lost in board.follower.losses)
         problems = [str(problem) for board in boards for problem in board.follower.problems]
         render.damaged(problems)
-    if problems:
+        render.lost(lost)
+    if problems or lost:
         raise typer.Exit(3)
 
 
@@ -85,6 +89,14 @@ def _watch(boards: Sequence[_Board], every: float, *, once: bool, as_json: bool)
             time.sleep(every)
 
 
+def _check(boards: Sequence[_Board]) -> None:
+    """UnansweredError for a key that is none of those that the runs have committed, if they have any."""
+    from aggregator import match
+
+    if known := set[str]().union(*(board.known for board in boards)):
+        match(boards[0].keys, known, "key")
+
+
 @dataclass
 class _Board:
     """What is known of one run, and how its keys stand."""
@@ -92,6 +104,7 @@ class _Board:
     name: str
     path: Path
     keys: list[str]
+    known: set[str] = field(default_factory=set[str])
     latest: dict[str, float] = field(default_factory=dict[str, float])
     step: int | None = None
     times: list[int] = field(default_factory=list[int])  # of its commits
@@ -110,6 +123,7 @@ class _Board:
             self._looked = -_STATE_SECONDS
             rows = told.commit.to_pylist()
             self.times = [*self.times[-1000:], *(_us(row["time"]) for row in rows[:1] if row["time"])]
+            self.known.update(row["key"] for row in rows if row["key"] is not None)
             parts: dict[int, dict[str, Any]] = {}
             if rows[0]["leader"]:
                 self._led.update(row["key"] for row in rows)
@@ -126,7 +140,9 @@ class _Board:
                 yield {**said, "attempt": rows[0]["attempt"], "time": rows[0]["time"], "metrics": metrics}
 
     def _chosen(self, key: str) -> bool:
-        return not self.keys or any(key == glob or fnmatchcase(key, glob) for glob in self.keys)
+        from aggregator import fits
+
+        return not self.keys or fits(key, self.keys)
 
     def finished(self) -> bool:
         """Whether nothing more will come."""

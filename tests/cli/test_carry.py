@@ -39,6 +39,7 @@ def test_merge_joins_runs(ask: Ask, tmp_path: Path) -> None:
     for name, steps in (("a", 6), ("b", 4)):
         with RunBuilder(tmp_path / name) as run:
             leader = run.producer("actor", attempt=0, session=name * 32)
+            run.attempt(0, leader=leader, outcome="finished")
             for step in range(steps):
                 leader.tracker().scalar({"loss": float(step)})
                 leader.commit(step, run.export(leader, time=step), time=step + 0.5, leader=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import eventlog
 from aggregator import stats_tracker
-from aggregator.evaluation import Monitor, evaluate_distributed
+from aggregator.evaluation import Evaluator, EvaluatorConfig, Monitor, evaluate_distributed
 from tests.cli.conftest import Ask
+from tests.terminal import on_terminal
+
+KEY_TO_CHANGE = ("key", "sample_id", "change")
 
 
 def record(path: Path, evaluations: dict[int, dict[str, float]]) -> Path:
@@ -65,6 +72,51 @@ def test_two_runs_differ_in_what_one_lacks_too(ask: Ask, runs: tuple[Path, Path]
     assert [] == ask("compare-evals", *runs, "--step", 10, "--step", 30, "--key", "*/size", "--json").json[1:]
 
 
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two evaluators on schedules of their own: of one a sample changes, of the other none."""
+    stats_tracker.export_all()
+    path = tmp_path_factory.mktemp("named") / "run"
+    eventlog.start(path, role="actor", rank=0, world_size=1)
+    eventlog.current().claim_attempt()
+    spec = SimpleNamespace(steps_per_epoch=1000)
+    frequencies = {"math": 2, "code": 3}
+    evaluators = {n: Evaluator(EvaluatorConfig(freq_steps=f), spec, name=n) for n, f in frequencies.items()}
+    for step in range(6):
+        for name, evaluator in evaluators.items():
+            scores = {0: 1.0, 1: float(step == 5 and name == "math")}
+            samples = [{"id": each, "score": score} for each, score in scores.items()]
+            evaluator.evaluate(
+                lambda held=samples: evaluate_distributed(lambda sample: sample["score"], held), 0, step, step
+            )
+        eventlog.current().commit(0, step, step, [stats_tracker.export_all(step=step)])
+    eventlog.stop()
+    return path
+
+
+def test_the_last_evaluations_are_those_of_each_key(ask: Ask, named: Path) -> None:
+    """Evaluators that are due at different steps are compared each with its own last one (report h19)."""
+    answer = ask("compare-evals", named, "--json")
+    assert [("eval-rollout/math/score", "1", 1.0)] == [
+        tuple(map(row.get, KEY_TO_CHANGE)) for row in answer.json
+    ]
+    assert f"1 of 4 results differ: {named} at steps 2, 3 and {named} at step 5\n" == answer.err
+    code = ask("compare-evals", named, "--key", "*/code/*")
+    assert f"0 of 2 results differ: {named} at step 2 and {named} at step 5\n" == code.err
+
+
+def test_what_only_one_side_was_evaluated_under_has_not_changed(
+    ask: Ask, named: Path, runs: tuple[Path, Path]
+) -> None:
+    """Such keys are named, and not listed sample by sample; without a common key there is no answer."""
+    answer = ask("compare-evals", named, "--step", 1, "--step", 5, "--json")
+    assert ["eval-rollout/math/score"] == [row["key"] for row in answer.json]
+    told = "not compared, evaluated on one side only: eval-rollout/code/score"
+    assert told == answer.err.splitlines()[-1]
+    nothing = ask("compare-evals", named, runs[0])
+    assert (1, True) == (nothing.code, "expected evaluations under the same keys, got" in nothing.err)
+
+
 def test_damaged_runs_are_compared_all_the_same(ask: Ask, runs: tuple[Path, Path], tmp_path: Path) -> None:
     """The differences are printed first; the damage of either run is told and makes the exit code 3."""
     copies = [tmp_path / run.name for run in runs]
@@ -106,3 +158,20 @@ def test_info_shows_alerts_when_asked(ask: Ask, runs: tuple[Path, Path]) -> None
     ]
     assert "grad_norm is nan at step 20" in ask("info", runs[0], "--alerts").out
     assert "alerts" not in ask("info", runs[0], "--json").json
+
+
+def test_looking_for_alerts_shows_a_bar_on_a_terminal(runs: tuple[Path, Path]) -> None:
+    """When stderr is a terminal a bar shows how far the rules are; stdout holds nothing but the data."""
+    command = [
+        sys.executable,
+        "-c",
+        "from cli.app import main; main()",
+        "info",
+        str(runs[0]),
+        "--alerts",
+        "--json",
+    ]
+    out, shown = on_terminal(command, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
+    assert "not_finite" == json.loads(out)["alerts"][0]["rule"]
+    assert b"alerts" in shown
+    assert b"100%" in shown

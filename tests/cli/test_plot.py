@@ -65,7 +65,7 @@ def test_runs_are_compared(ask: Ask, root: Path) -> None:
     """--compare reads out how far each run is from the first."""
     words = ("--with", root / "sub" / "b", "--compare", "--json", "--since", 1)
     answer = ask("plot", "curves", root / "a", "ppo_actor/loss", *words)
-    expected = sum(step / (step + 0.5) for step in range(1, STEPS)) / (STEPS - 1)
+    expected = sum(range(1, STEPS)) / sum(step + 0.5 for step in range(1, STEPS))
     assert [("b", pytest.approx(expected), STEPS - 1)] == [
         (row["run"], row["difference"], row["steps"]) for row in answer.json
     ]

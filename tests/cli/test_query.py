@@ -235,6 +235,20 @@ def test_reduce_under_a_condition(ask: Ask, trained: Path) -> None:
     assert ["0", "actor", "0", "0", "0", "1", "4", "0"] == table[2].split()
 
 
+def test_reduce_of_distinct_samples(ask: Ask, tmp_path: Path) -> None:
+    """A sample that two ranks recorded counts once with --distinct; what the copy held is left out."""
+    with RunBuilder(tmp_path / "run") as run:
+        for rank, ids in enumerate((["a", "b"], ["c", "a"])):
+            producer = run.producer("actor", rank, attempt=0)
+            tracker = producer.tracker()
+            tracker.denominator({"n": np.ones(2, bool)}, about={"sample_ids": ids})
+            tracker.stat("n", {"x": np.array([1.0, 2.0]) + 10 * rank})
+            producer.commit(0, run.export(producer, time=rank), time=rank + 0.5, leader=not rank)
+    asked = ("reduce", tmp_path / "run", "x", "--stat", "sum", "--by", "role", "--json")
+    assert [26.0] == [row["sum"] for row in ask(*asked).json]
+    assert [14.0] == [row["sum"] for row in ask(*asked, "--distinct").json]
+
+
 def test_percentiles_of_globs(ask: Ask, trained: Path) -> None:
     """Several keys are told apart by a column; three percentiles are printed unless others are asked for."""
     rows = ask("percentiles", trained, "k*", "loss", "--by", "epoch", "--json").json
@@ -302,7 +316,7 @@ def test_wrong_questions_get_right_errors(ask: Ask, trained: Path, words: list[s
         (["export", "OUT", "--keys", "zzz"], "expected a committed metric, got 'zzz'"),
         (["export", "OUT", "--view", "records", "--keys", "zzz"], "expected a key in records, got 'zzz'"),
         (["sql", "from percentile('kll', 0.5)"], "expected a recorded key, got 'kll'; near: 'kl'"),
-        (["sql", "select cast('x' as int)"], "Could not convert string 'x' to INT32"),
+        (["sql", "select key::int from records"], "to INT32 when casting from source column key"),
         (["plot", "curves", "RUN", "zzz", "--json"], "expected a committed metric, got 'zzz'"),
         (
             ["plot", "heatmap", "RUN", "--accuracy", "a", "--length", "b", "--json"],

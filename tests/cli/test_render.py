@@ -132,6 +132,39 @@ def test_documents_are_outlined(capsys: pytest.CaptureFixture[str]) -> None:
     assert expected == [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
+UNSEEN = [
+    "\u202e",
+    "\u2066",
+    "\u200b",
+    "\u200d",
+    "\ufeff",
+    "\xad",
+    "\u061c",
+    "\u2028",
+    "\x9b",
+    "\x7f",
+    "\U000e0041",
+]
+
+
+@pytest.mark.parametrize("unseen", UNSEEN, ids=ascii)
+def test_what_reorders_or_hides_text_is_spelled_out(capsys: pytest.CaptureFixture[str], unseen: str) -> None:
+    """A name that turns the direction of a line, or looks like another, is seen for what it is."""
+    name = f"loss{unseen}gpj\u3000\xa0é🙂"
+    render.rows(pa.table({"key": [name]}), as_json=False)
+    render.document({name: {name: 1}}, as_json=False)
+    render.line(name)
+    render.say(name)
+    shown = "".join(capsys.readouterr())
+    assert (0, 5) == (shown.count(unseen), shown.count(ascii(unseen)[1:-1] + "gpj\u3000\xa0é🙂"))
+    render.rows(pa.table({"key": [name]}), as_json=True)
+    render.record({name: 1})
+    render.document({name: [1]}, as_json=True)
+    rows, record, document = (capsys.readouterr().out).split("\n", 2)
+    assert not any(unseen in out for out in (rows, record, document))
+    assert ([{"key": name}], {name: 1}, {name: [1]}) == tuple(map(strictly, (rows, record, document)))
+
+
 def test_talk_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """What is told to a person is on stderr; an error is one line; control characters are spelled out."""
     render.say("two\nlines \x1b[2J")

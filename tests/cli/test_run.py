@@ -194,7 +194,7 @@ def test_signals_reach_the_command():
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
             assert "ready\n" == process.stdout.readline()
             process.send_signal(number)
-            assert expected == process.wait(30)
+            assert expected == process.wait(60)
 
 
 def test_pythons_started_by_the_command_are_covered(tmp_path):

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import RESUMED_AT, STEPS, Ask, write_run
 from tests.runs import RunBuilder
 from tests.storage import flip, only
@@ -58,6 +60,28 @@ def test_once_shows_what_there_is(ask: Ask, root: Path, tmp_path: Path) -> None:
     ]
     assert ["step", "9"] == lines[2].split()
     assert ["lr", "0.5"] == lines[4].split()
+
+
+@pytest.mark.parametrize("more", [[], ["--once"], ["--json"]])
+def test_a_file_is_no_run_to_wait_for(ask: Ask, tmp_path: Path, more: list[str]) -> None:
+    """Where a file lies no run will come: that is said at once, as verify says it."""
+    (tmp_path / "file").write_text("x")
+    answer = ask("watch", tmp_path / "file", *more)
+    assert (1, "") == (answer.code, answer.out)
+    assert f"areal-metrics: expected a run directory, got a file: {tmp_path / 'file'}\n" == answer.err
+
+
+@pytest.mark.parametrize("more", [["--every", "0.01"], ["--once"], ["--once", "--json"]])
+def test_a_key_that_nobody_has_is_a_mistake(ask: Ask, root: Path, more: list[str]) -> None:
+    """A key that is none of what runs have committed is refused, as by metrics; what is near is said."""
+    answer = ask("watch", root / "a", root / "sub" / "b", "--keys", "ppo_actor/los", "--keys", "lr", *more)
+    assert 1 == answer.code
+    assert answer.err.startswith("areal-metrics: expected a key, got 'ppo_actor/los'; near: 'ppo_actor/loss'")
+
+
+def test_keys_of_a_run_that_has_committed_nothing_may_come(ask: Ask, tmp_path: Path) -> None:
+    """Of a run that is not there yet every key may come."""
+    assert 0 == ask("watch", tmp_path / "none", "--once", "--keys", "lr").code
 
 
 def test_long_tables_say_what_they_leave_out(ask: Ask, tmp_path: Path) -> None:
