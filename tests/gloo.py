@@ -26,12 +26,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import tests.patience  # noqa: F401 - on the ranks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-START_SECONDS = 60.0  # importing torch on a busy machine
-COLLECTIVE_SECONDS = 30.0  # how long gloo waits for a peer
+START_SECONDS = 100.0  # importing torch on a busy machine
+COLLECTIVE_SECONDS = 60.0  # how long gloo waits for a peer
 
 
 class RankError(RuntimeError):
@@ -71,9 +73,10 @@ class Ranks:
     """Processes with ranks 0 … n-1 of one gloo world."""
 
     def __init__(
-        self, ranks: int, *, timeout: float = 60.0, collective_seconds: float = COLLECTIVE_SECONDS
+        self, ranks: int, *, timeout: float = 100.0, collective_seconds: float = COLLECTIVE_SECONDS
     ) -> None:
         self.timeout = timeout
+        self._loaded: set[str] = set()
         self._folder = tempfile.TemporaryDirectory(prefix="gloo-")
         store = f"file://{Path(self._folder.name) / 'store'}"
         context = multiprocessing.get_context("spawn")
@@ -101,8 +104,16 @@ class Ranks:
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
         """Begin to call `function(rank, *args)` on all ranks; `result` fetches what one returns."""
+        path = function.__code__.co_filename
+        if path not in self._loaded:  # on all of them, before one waits for another in a collective
+            self._loaded.add(path)
+            self._send(path, "", ())
+            self._answers(f"the import of {path}", START_SECONDS)
+        self._send(path, function.__qualname__, args)
+
+    def _send(self, *job: Any) -> None:
         for pipe in self._pipes:
-            pipe.send((function.__code__.co_filename, function.__qualname__, args))
+            pipe.send(job)
 
     def result(self, rank: int, timeout: float | None = None) -> Any:
         """Return what one rank returned for the call that was started."""
@@ -150,7 +161,7 @@ class Ranks:
         self._folder.cleanup()
 
 
-def run(function: Callable[..., Any], *args: Any, ranks: int = 2, timeout: float = 60.0) -> list[Any]:
+def run(function: Callable[..., Any], *args: Any, ranks: int = 2, timeout: float = 100.0) -> list[Any]:
     """Call `function(rank, *args)` in new processes of one world; return the results in rank order."""
     with Ranks(ranks, timeout=timeout) as world:
         return world.run(function, *args)
@@ -173,7 +184,8 @@ def _serve(rank: int, ranks: int, store: str, pipe: connection.Connection, colle
 
 def _attempt(rank: int, path: str, name: str, args: tuple[Any, ...]) -> Answer:
     try:
-        return Answer.of((getattr(_module(path), name)(rank, *args), None))
+        module = _module(path)
+        return Answer.of((getattr(module, name)(rank, *args) if name else None, None))
     except BaseException as exc:  # noqa: BLE001 - the test's process raises it
         return Answer.of((None, exc), f"on rank {rank}:\n{traceback.format_exc()}")
 

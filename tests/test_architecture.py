@@ -21,29 +21,30 @@ ROOT = Path(__file__).parents[1]
 STREET: dict[str, list[str]] = {
     "eventlog": [
         "errors", "clock", "warning", "output", "reduction", "arrays", "moments", "histogram", "device",
-        "batch", "pieces", "scope", "workflow_context", "frame", "overflow", "collection", "settlement",
-        "specs", "binding", "recorder", "drained", "spill", "schema", "windows", "entries", "seen",
-        "conformity", "message", "alike", "bulk", "parts", "columns", "encode", "redaction", "files",
+        "redaction", "tags", "batch", "pieces", "scope", "workflow_context", "frame", "overflow",
+        "collection", "settlement", "specs", "binding", "recorder", "drained", "spill", "schema", "windows",
+        "entries", "seen", "conformity", "message", "alike", "bulk", "parts", "columns", "encode", "files",
         "manifest", "attempt", "origin", "rundir", "machine", "extent", "segment", "budget", "losses",
         "reserve", "segments", "notes", "backlog", "queues", "priority", "writer", "sampling", "options",
-        "ending", "sealed", "life", "blocks", "gaps", "shortfall", "state", "absence", "reader",
-        "following", "judge", "salvage", "rescue", "recovery", "rivals", "patience", "placement", "log",
-        "process", "mistakes",
+        "ending", "sealed", "life", "blocks", "gaps", "shortfall", "state", "absence", "claims", "reader",
+        "following", "judge", "source", "salvage", "rescue", "recovery", "rivals", "patience", "placement",
+        "log", "process", "mistakes",
     ],
     "aggregator": [
-        "progress", "naming", "plain", "merge", "plan", "wire", "channel", "collective", "exporting",
-        "stats_tracker", "areal", "broadcast", "evaluation/schedule", "evaluation/past",
+        "progress", "globs", "naming", "plain", "merge", "plan", "wire", "channel", "collective",
+        "exporting", "stats_tracker", "areal", "broadcast", "evaluation/schedule", "evaluation/past",
         "evaluation/failure", "evaluation/samples", "evaluation/results", "evaluation/evaluator",
-        "evaluation/pace", "evaluation/metrics", "evaluation/sampling", "evaluation/batching",
-        "evaluation/distributed", "evaluation/hard", "evaluation/consistency", "evaluation/drift",
-        "evaluation/comparison", "evaluation/alerts", "offline/timeline", "offline/candidates",
-        "offline/engine", "offline/checked", "offline/compacted", "offline/reading", "offline/restored",
-        "offline/lapses", "offline/placing", "offline/history", "offline/tags", "offline/payload",
-        "offline/recompute", "offline/choice", "offline/names", "offline/memory", "offline/condition",
-        "offline/pairing", "offline/drawing", "offline/grouping", "offline/statistics", "offline/tally",
-        "offline/bins", "offline/scaleout", "offline/pooling", "offline/sequences", "offline/tables",
-        "offline/unpacking", "offline/query", "offline/database", "offline/strict", "offline/export",
-        "offline/session", "offline/union", "offline/parquet", "offline/compact",
+        "evaluation/pace", "evaluation/texts", "evaluation/metrics", "evaluation/sampling",
+        "evaluation/batching", "evaluation/distributed", "evaluation/hard", "evaluation/consistency",
+        "evaluation/drift", "evaluation/comparison", "evaluation/rules", "evaluation/history",
+        "evaluation/alerts", "offline/timeline", "offline/candidates", "offline/engine", "offline/checked",
+        "offline/compacted", "offline/reading", "offline/lapses", "offline/placing", "offline/history",
+        "offline/tags", "offline/payload", "offline/recompute", "offline/losses", "offline/absentees",
+        "offline/restored", "offline/choice", "offline/names", "offline/memory", "offline/condition",
+        "offline/pairing", "offline/drawing", "offline/grouping", "offline/statistics", "offline/distinct",
+        "offline/tally", "offline/bins", "offline/scaleout", "offline/pooling", "offline/sequences",
+        "offline/tables", "offline/unpacking", "offline/query", "offline/database", "offline/strict",
+        "offline/export", "offline/session", "offline/union", "offline/parquet", "offline/compact",
     ],
     "replay": [
         "config", "version", "steps", "acknowledged", "cursor", "backends/base", "backends/contract",
@@ -51,10 +52,10 @@ STREET: dict[str, list[str]] = {
         "backends/edition", "backends/wandb_file", "backends/wandb_names", "backends/wandb",
         "backends/swanlab_file", "backends/swanlab_core", "backends/swanlab", "backends/tensorboard_file",
         "backends/tensorboard", "backends/trackio_run", "backends/trackio_server", "backends/trackio",
-        "console", "imports", "metrics", "account", "renaming", "story", "statistics", "appending",
-        "player", "succession", "precedence", "supplement", "status", "ledger", "delivery", "recipient",
-        "tail", "logger", "plots/canvas", "plots/curves", "plots/heatmap", "plots/radar", "plots/charts",
-        "plots/page", "plots/report",
+        "console", "imports", "metrics", "account", "renaming", "turn", "story", "statistics", "found",
+        "standing", "appending", "player", "succession", "precedence", "supplement", "status", "ledger",
+        "delivery", "recipient", "tail", "logger", "plots/lettering", "plots/canvas", "plots/curves",
+        "plots/heatmap", "plots/radar", "plots/charts", "plots/page", "plots/report",
     ],
     "cli": [
         "render", "options", "pulse", "shim/sitecustomize", "run", "runs", "care", "watch", "query",
@@ -84,9 +85,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rich": ("cli/render.py", "replay/console.py", "aggregator/progress.py"),
     "plotly": ("replay/plots/page.py",),
     "pandas": (),
+    "fnmatch": ("aggregator/globs.py",),
 }
 # What both halves of the aggregator stand on: pure, and free of torch and DuckDB.
-COMMON_GROUND = ("naming",)
+COMMON_GROUND = ("globs", "naming")
 PRINTERS = ("cli/render.py", "replay/console.py")
 HEAVY = [
     "torch",
@@ -138,6 +140,7 @@ def modules() -> list[Module]:
     return found
 
 
+@cache
 def imports(module: Module) -> list[Import]:
     """Return everything a module imports, lazily or for types only too, with relative names resolved."""
     found = []

@@ -29,6 +29,7 @@ def main(run_dir: str, store: str, rank: int) -> None:
     import torch.distributed as dist
 
     import eventlog
+    import tests.patience  # noqa: F401
     from aggregator import stats_tracker
     from replay import StatsLogger, StatsLoggerConfig
 

@@ -13,6 +13,8 @@ import pytest
 from aggregator import open_run
 from eventlog import RunReader
 
+pytestmark = pytest.mark.timeout(600)  # two trainings, on a busy machine
+
 ROOT = Path(__file__).parents[2]
 STEPS, SAVE_EVERY, EVAL_EVERY = 32, 20, 4
 KILL_AFTER = 21  # the only checkpoint is of step 19
@@ -34,13 +36,36 @@ class Story:
     killed_after: int
 
 
+# However late it is killed, it does not come to its end: there it waits.
+ENDLESS = f"""
+import runpy, sys, time
+from replay import StatsLogger
+
+commit = StatsLogger.commit
+
+def commit_or_wait(self, epoch, epoch_step, global_step, data):
+    if global_step == {STEPS - 1}:
+        time.sleep(1000)
+    return commit(self, epoch, epoch_step, global_step, data)
+
+StatsLogger.commit = commit_or_wait
+train = {str(launch.TRAIN)!r}
+sys.path.insert(0, {str(launch.TRAIN.parent)!r})
+runpy.run_path(train, run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     """Train, kill all ranks and workers above the checkpoint, and start the same command again."""
     out = tmp_path_factory.mktemp("tiny_grpo")
+    (out / "endless.py").write_text(ENDLESS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        with launch.Training(out, out / "attempt-0.log", *FLAGS) as training:
+        with patch.context() as first:
+            first.setattr(launch, "TRAIN", out / "endless.py")
+            training = launch.Training(out, out / "attempt-0.log", *FLAGS)
+        with training:
             training.wait_for_step(KILL_AFTER)
             training.kill()
         killed_after = launch.last_step(out / "run")
