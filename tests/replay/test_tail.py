@@ -39,7 +39,7 @@ from tests.replay.waiting import ROOT, meanwhile, until
 from tests.runs import RunBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}
 
@@ -289,12 +289,24 @@ class Interrupting(Lasting):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupt_ends_it_with_everything_told_remembered(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C be Python's own, as in a terminal: what runs tests in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_it_with_everything_told_remembered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Ctrl-C finishes what was read and returns the reports; following again tells only the rest."""
     run = build(tmp_path / "run", (range(12), value))  # not finished: without the interrupt it would wait
     rows: Rows = []
     looked = Looked()
     (report,) = follow(run, [Interrupting(rows, looked)], **FAST, stop=looked)
+    assert "interrupted: what was handed over is told" in caplog.text
     assert (12, 0) == (report.sent, report.skipped)
     (report,) = follow(finished(run), [Lasting(rows)], **FAST)
     assert (0, 12) == (report.sent, report.skipped)
