@@ -160,11 +160,14 @@ def test_it_never_says_more_than_was_told(commits: list[Commit], sessions: list[
 
     Whatever was lost. The target takes ascending steps only; after each session it may turn out to hold less.
     """
-    told, truth = Acknowledged(), dict[Commit, set[str]]()
+    told, truth, made = Acknowledged(), dict[Commit, set[str]](), set[Commit]()
     for kind, chosen, since, lost, last in sessions:
         told.begin(Telling(chosen))
         seen = [commit for commit in commits if commit.step >= since and commit.row(chosen).metrics]
         before = told.copy()
+        if kind == "live":  # what is told live was never there before
+            seen = [commit for commit in seen if commit not in made]
+        made.update(seen)
         if kind == "replay":
             seen.sort()
         elif kind == "follow":  # several processes, of which one is a little behind
