@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runs import RunBuilder
 from tests.storage import flip
 
@@ -58,6 +60,7 @@ def test_dropping_sources(tmp_path):
     assert 0 == areal_metrics("verify", path).returncode
 
 
+@pytest.mark.long
 def test_engines(tmp_path):
     """Statistics, percentiles and histograms are the same from an engine; a wrong one is called wrongly."""
     path = record(tmp_path / "run")

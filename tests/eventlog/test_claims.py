@@ -13,15 +13,6 @@ from eventlog.rundir import RunDir
 from tests.storage import flip
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test begins and ends with an empty tracker, and without a log."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 def step(log, number, value):
     """Record a loss and commit it."""
     stats_tracker.scalar(loss=value)

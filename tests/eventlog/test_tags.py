@@ -26,15 +26,6 @@ class Kind(enum.StrEnum):
     TEXT = "text"
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test begins and ends with an empty tracker, and without a log."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 @given(st.dictionaries(st.text(), JSON))
 def test_what_json_holds_stays_as_it_is(tags):
     """Texts, numbers, lists and mappings are what json makes of them, as a copy."""

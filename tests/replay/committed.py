@@ -22,6 +22,19 @@ def logger(
     return StatsLogger(StatsLoggerConfig("exp", trial, str(path), **parts), SPEC, backends=backends, run=run)
 
 
+FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}  # of `follow`
+
+
+def value(step: int) -> dict[str, float]:
+    """Return what a first attempt commits at a step."""
+    return {"v": float(step)}
+
+
+def later(step: int) -> dict[str, float]:
+    """Return what a later attempt commits there."""
+    return {"v": 100.0 + step}
+
+
 def build(path: Path, *attempts: tuple[Iterable[int], Callable[[int], dict[str, float]]]) -> Path:
     """Build a run of several attempts, each (steps, metrics of a step), with a commit every ten seconds."""
     clock = 0

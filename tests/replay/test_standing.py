@@ -11,7 +11,7 @@ import eventlog
 from eventlog import RunDir
 from eventlog.errors import BackendError
 from replay import Capabilities, MemoryBackend, Order, follow, play
-from tests.replay.committed import build, logger
+from tests.replay.committed import FAST, build, later, logger, value
 from tests.replay.servers import SwanlabServer, Trouble
 from tests.replay.waiting import run_python
 
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.replay.readers import Rows
-
-FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}
-
-
-def value(step: int) -> dict[str, float]:
-    return {"v": float(step)}
-
-
-def later(step: int) -> dict[str, float]:
-    return {"v": 100.0 + step}
 
 
 class Lasting(MemoryBackend):

@@ -23,7 +23,7 @@ from replay.backends.base import Selection
 from replay.steps import Row
 from replay.succession import Succession
 from replay.supplement import Supplement
-from tests.replay.committed import build, logger
+from tests.replay.committed import FAST, build, later, logger, value
 from tests.replay.readers import (
     Rows,
     tensorboard_events,
@@ -40,16 +40,6 @@ from tests.runs import RunBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-FAST: dict[str, Any] = {"poll": 0.02, "wait": 0.05, "give_up": 60.0}
-
-
-def value(step: int) -> dict[str, float]:
-    return {"v": float(step)}
-
-
-def later(step: int) -> dict[str, float]:
-    return {"v": 100.0 + step}
 
 
 def finished(run: Path) -> Path:
