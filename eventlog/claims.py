@@ -6,7 +6,7 @@ A commit says which attempt its process was in, and whether it led it: whoever l
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .attempt import LOST
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .rundir import Producer, RunDir, SegmentFile
 
 _SESSION: Final = re.compile("[0-9a-f]{32}")
+_FEW: Final = 16  # entries behind a process's last frame: signs of life, its end
 
 
 class _Named(NamedTuple):
@@ -52,20 +53,20 @@ def claimants(run: RunDir, sessions: Iterable[str]) -> list[Attempt]:
 # Claims of which a process is left
 
 
-def leaders(run: RunDir) -> dict[int, SegmentFile]:
-    """Return the attempts that were led, as commits say, each with a segment of its first leader."""
+def leaders(run: RunDir, *, beyond: int = -1) -> dict[int, SegmentFile]:
+    """Return the attempts `beyond` one that were led, as commits say, each with a segment of its leader."""
     found: dict[int, SegmentFile] = {}
     for file in sorted(run.segments(Stream.COMMITS), key=lambda file: file.started_us):
-        for attempt in _led(run, file):
+        for attempt in _led(run, file, beyond):
             found.setdefault(attempt, file)
-    return found
+    return {attempt: file for attempt, file in found.items() if attempt > beyond}
 
 
-def _led(run: RunDir, file: SegmentFile) -> set[int]:
+def _led(run: RunDir, file: SegmentFile, beyond: int) -> set[int]:
     """Return the attempts that the process of a segment led by its commits there: who leads once leads on."""
     with _opened(run, file) as segment:
         first, last = segment.attempt, _last(segment)
-    if last is None or not last.led:
+    if last is None or not last.led or (last.attempt is not None and last.attempt <= beyond):
         return set()
     if first is not None and first == last.attempt:
         return {first}
@@ -88,7 +89,8 @@ def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
         path = run.attempt_path(claim.number)
         reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
         run.found.add(Problem(path, reason))
-    led = leaders(run)
+    claimed = {claim.number for claim in run.attempts()}
+    led = leaders(run, beyond=next(number for number in count() if number not in claimed) - 1)
     for number in lost(run, led):
         run.found.add(Problem(run.attempt_path(number), why_lost(led[number])))
 
@@ -142,10 +144,11 @@ def _opened(run: RunDir, file: SegmentFile) -> SealedSegment:
 
 
 def _last(segment: SealedSegment) -> _Named | None:
-    """Return what the last good frame of a segment says."""
-    for slot, record in reversed(list(segment.entries(max(1, segment.slots - LAST_ENTRIES)))):
-        if record and record.type == RecordType.FRAME and (batch := segment.batch(slot, record)):
-            return _named(batch)
+    """Return what the last good frame of a segment says: it mostly lies among the last few entries."""
+    for reach in (_FEW, LAST_ENTRIES):
+        for slot, record in reversed(list(segment.entries(max(1, segment.slots - reach)))):
+            if record and record.type == RecordType.FRAME and (batch := segment.batch(slot, record)):
+                return _named(batch)
     return None
 
 
