@@ -31,6 +31,7 @@ def record(path):
     return path
 
 
+@pytest.mark.long
 def test_compacting_a_run(tmp_path):
     """It says what it wrote; done again it has nothing to do; what was damaged it writes anew."""
     path = record(tmp_path / "run")
@@ -48,6 +49,7 @@ def test_compacting_a_run(tmp_path):
     assert 0 == areal_metrics("keys", path).returncode
 
 
+@pytest.mark.long
 def test_dropping_sources(tmp_path):
     """The payload streams go, the answers stay, and nothing counts as damaged."""
     path = record(tmp_path / "run")

@@ -163,6 +163,7 @@ def test_trouble_is_bounded_and_said(
     backend.close()
 
 
+@pytest.mark.long
 def test_rows_that_were_swallowed_are_noticed(
     server: WandbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

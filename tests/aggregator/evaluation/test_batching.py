@@ -141,6 +141,7 @@ def test_the_size_is_remembered_and_grows_again():
     assert size.size == 16 == max(fn.sizes)
 
 
+@pytest.mark.long
 def test_growing_in_vain_becomes_rare():
     """A limit that stays is not run into every few batches: patience doubles each time."""
     size, fn = BatchSize(16), Function(4)
