@@ -89,8 +89,8 @@ def judge_claims(run: RunDir, sessions: Iterable[str]) -> None:
         path = run.attempt_path(claim.number)
         reason = f"was claimed by session {claim.session} of {claim.role}-{claim.rank}: nothing of it is left"
         run.found.add(Problem(path, reason))
-    claimed = {claim.number for claim in run.attempts()}
-    led = leaders(run, beyond=next(number for number in count() if number not in claimed) - 1)
+    free = next(number for number in count() if not is_there(run.attempt_path(number)))
+    led = leaders(run, beyond=free - 1)
     for number in lost(run, led):
         run.found.add(Problem(run.attempt_path(number), why_lost(led[number])))
 
