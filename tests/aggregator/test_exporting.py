@@ -21,15 +21,6 @@ def ranks():
         yield world
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    """Every test begins with nothing recorded, and without a log."""
-    stats_tracker.export_all()
-    yield
-    eventlog.stop()
-    stats_tracker.export_all()
-
-
 def new_group(gather_bytes=1 << 22):
     """Make a new group, a fresh channel, with one form of the wire."""
     wire.GATHER_BYTES = gather_bytes

@@ -15,15 +15,6 @@ from eventlog.errors import PeerError, RecordingError, StepError
 from tests import gloo
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    """Every test begins and ends without a log and with empty trackers."""
-    stats_tracker.export_all()
-    yield
-    stats_tracker.export_all()
-    eventlog.stop()
-
-
 @pytest.fixture
 def tracker():
     return DistributedStatsTracker()
