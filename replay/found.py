@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from eventlog import errors
 
+from .turn import commits_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -52,9 +54,7 @@ def _commits(run_dir: Path, last: int) -> list[tuple[int, int, float]]:
 
     with open_run(run_dir, attempts="all") as session:
         found = session.metrics(until=last).group_by(["step", "attempt", "time"]).aggregate([])
-    attempts = (-1 if attempt is None else attempt for attempt in found["attempt"].to_pylist())
-    times = (time / 1e6 for time in found["time"].cast("int64").to_pylist())
-    return sorted(zip(found["step"].to_pylist(), attempts, times, strict=True))
+    return sorted((step, attempt, time / 1e6) for step, attempt, time in commits_of(found))
 
 
 def _boxes(commits: list[tuple[int, int, float]]) -> Iterator[Box]:

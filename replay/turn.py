@@ -44,7 +44,7 @@ def in_turn(metrics: pa.Table, session: Session) -> pa.Table:
     found = _strays(session) if _has_late(session.metrics()) else {}
     if not found:
         return metrics
-    turns = [found.get(commit, commit[2]) for commit in _commits(metrics)]
+    turns = [found.get(commit, commit[2]) for commit in commits_of(metrics)]
     return metrics.append_column("turn", pa.array(turns, pa.int64()))
 
 
@@ -53,7 +53,9 @@ def strays_of(metrics: pa.Table) -> dict[Commit, int]:
     if "turn" not in metrics.column_names:
         return {}
     turns = metrics["turn"].to_pylist()
-    return {commit: turn for commit, turn in zip(_commits(metrics), turns, strict=True) if turn != commit[2]}
+    return {
+        commit: turn for commit, turn in zip(commits_of(metrics), turns, strict=True) if turn != commit[2]
+    }
 
 
 def _strays(session: Session) -> dict[Commit, int]:
@@ -67,7 +69,8 @@ def _strays(session: Session) -> dict[Commit, int]:
     return found
 
 
-def _commits(metrics: pa.Table) -> Iterator[Commit]:
+def commits_of(metrics: pa.Table) -> Iterator[Commit]:
+    """Yield of each row of metrics the commit that it is of; -1 for an unknown attempt."""
     attempts = (-1 if attempt is None else attempt for attempt in metrics["attempt"].to_pylist())
     return zip(metrics["step"].to_pylist(), attempts, metrics["time"].cast("int64").to_pylist(), strict=True)
 
