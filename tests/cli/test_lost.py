@@ -19,6 +19,7 @@ log = eventlog.start(root + "/run", role="actor", rank=0, world_size=1)
 log.claim_attempt()
 for step in range(8):
     if step in (3, 5):
+        assert log.writer.flush(60)  # no step is half on the disk
         fault.set("N" if step == 3 else "0")
     stats_tracker.denominator(m=np.ones(4, bool))
     stats_tracker.stat(denominator="m", x=np.arange(4.0) + step)
